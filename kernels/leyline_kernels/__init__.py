@@ -1,0 +1,115 @@
+"""Attention over an editable MLA cache: `rotate`, `decode`, `extend`; Triton on CUDA, their torch twins elsewhere.
+
+Owns the contract of the three operations. Knows tensors only: no sessions, no model code. The symbols
+(c_kv, k_pe, written_at, delta, ..) stand in `leyline_kernels.reference`. Nothing here imports Triton until a
+CUDA tensor arrives, so the CPU server runs without it. `leyline_kernels.gpu.{rotate,decode,extend}` hold the
+kernels under the same names, for tests and benchmarks that choose one side.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leyline_kernels import reference
+from leyline_kernels.reference import RotaryLayout
+
+__all__ = ["RotaryLayout", "decode", "extend", "reference", "rotate"]
+
+
+def rotate(
+    k_pe: Tensor,
+    src_slots: Tensor,
+    dst_slots: Tensor,
+    delta: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+) -> None:
+    """Eager rotation in all layers: k_pe[:, dst] = R(delta) k_pe[:, src]. Modifies k_pe in place.
+
+    k_pe:      [L, S, rope], last axis contiguous
+    src_slots: [N] int32   slots read
+    dst_slots: [N] int32   slots written, distinct; an entry may write the slot it reads, but none another reads
+    delta:     [N] int32   new position - position the source's key is turned to
+    inv_freq:  [rope / 2] fp32
+    """
+    if k_pe.is_cuda:
+        from leyline_kernels.gpu.rotate import rotate as rotate_on_gpu
+
+        return rotate_on_gpu(k_pe, src_slots, dst_slots, delta, inv_freq, layout)
+    return reference.rotate(k_pe, src_slots, dst_slots, delta, inv_freq, layout)
+
+
+def decode(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    c_kv: Tensor,
+    k_pe: Tensor,
+    written_at: Tensor,
+    kv_indptr: Tensor,
+    kv_slots: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+    scale: float,
+    turned: bool,
+    max_len: int | None = None,
+) -> Tensor:
+    """One query per sequence over all its entries -> out_latent [B, H, rank] in q_latent's dtype.
+
+    q_latent:   [B, H, rank]   absorbed query
+    q_pe:       [B, H, rope]   turned to the query's logical index
+    c_kv, k_pe: [S, rank], [S, rope]   one layer of the pool, last axis contiguous
+    written_at: [S] int32
+    kv_indptr:  [B + 1] int32  sequence b's entries are kv_slots[kv_indptr[b] : kv_indptr[b + 1]]
+    kv_slots:   [N] int32      all valid; N may exceed kv_indptr[B] (a table kept at its full size)
+    turned:     False is the caller's promise that every delta is 0
+    max_len:    a bound on the longest sequence known on the host; only the number of splits depends on it
+
+    A sequence without entries gives zeros. Never synchronises with the device: a CUDA graph may capture it.
+    """
+    if q_latent.is_cuda:
+        from leyline_kernels.gpu.decode import decode as decode_on_gpu
+
+        return decode_on_gpu(
+            q_latent, q_pe, c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
+            max_len,
+        )  # fmt: skip
+    return reference.decode(
+        q_latent, q_pe, c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned
+    )
+
+
+def extend(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    q_indptr: Tensor,
+    q_index: Tensor,
+    c_kv: Tensor,
+    k_pe: Tensor,
+    written_at: Tensor,
+    kv_indptr: Tensor,
+    kv_slots: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+    scale: float,
+    turned: bool,
+) -> Tensor:
+    """Any number of queries per sequence, causal by logical index -> out_latent [T, H, rank].
+
+    q_latent, q_pe: [T, H, rank], [T, H, rope]
+    q_indptr:   [B + 1] int32  sequence b's queries are rows [q_indptr[b], q_indptr[b + 1])
+    q_index:    [T] int32      logical index of each query, in any order; it sees the entries j <= q_index
+    kv_slots:   [N] int32      -1 for an entry without KV: it stands after all its sequence's queries, so is unread
+
+    The other arguments are `decode`'s. A sequence may have no queries; one without entries gives zeros.
+    """
+    if q_latent.is_cuda:
+        from leyline_kernels.gpu.extend import extend as extend_on_gpu
+
+        return extend_on_gpu(
+            q_latent, q_pe, q_indptr, q_index,
+            c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
+        )  # fmt: skip
+    return reference.extend(
+        q_latent, q_pe, q_indptr, q_index,
+        c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
+    )  # fmt: skip

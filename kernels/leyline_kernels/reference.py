@@ -1,0 +1,163 @@
+"""Naive torch twins of every kernel: the meaning of the package, and what a CPU server runs.
+
+Owns the formulas; knows nothing of sessions, schedulers or Hugging Face. Reads row by row what DESIGN.md
+section 2 says: a slot is written once, attention turns its key to where it now stands.
+
+Multi-head Latent Attention, DeepSeek-V2 (arXiv 2405.04434, section 2.1, appendix C). The package's symbols:
+
+    symbol      shape                    meaning
+    ----------  -----------------------  ------------------------------------------------------------------
+    T B H S L N                          query tokens, sequences, heads, pool slots, layers, list entries
+    rank        kv_lora_rank             width of the latent: 512 in DeepSeek-V2
+    rope        qk_rope_head_dim         width of the rotary key: 64
+    q_nope      [T, H, nope]             the query's part without position
+    q_pe        [T, H, rope]             its rotary part, already turned to the query's logical index
+    W_UK        [H, nope, rank]          up-projection of keys (half of kv_b_proj)
+    W_UV        [H, rank, v_head_dim]    up-projection of values (the other half)
+    c_kv        [S, rank]                latent after its norm; shared by all heads; has no position
+    k_pe        [S, rope]                rotary key, turned to written_at; shared by all heads
+    written_at  [S] int32                position a slot's k_pe was turned to when it was written
+    delta       j - written_at[slot]     how far the key of the entry at logical index j has to be turned
+    q_latent    [T, H, rank]             q_nope @ W_UK: the absorbed query (the caller does it)
+    out_latent  [T, H, rank]             softmax(score) @ c_kv: the caller applies W_UV
+    inv_freq    [rope / 2] fp32          the model's own rotary frequencies, YaRN included
+
+    score(i, j) = scale * (q_latent_i . c_kv_j + q_pe_i . R(delta_j) k_pe_j)         for j <= i
+
+A batch of sequences is in CSR form: entry j of sequence b lies in slot kv_slots[kv_indptr[b] + j].
+
+R is RoFormer's rotation (arXiv 2104.09864, section 3.2.2): pair m of the key turns by delta * inv_freq[m], so
+R(a) R(b) = R(a + b). It is a pure rotation: YaRN's magnitude is in k_pe and q_pe already, never applied again.
+
+Precision: angles in fp32 (an exact integer times inv_freq), everything else in fp32, or float64 for float64
+inputs: bf16 inputs are widened first, so no score is ever rounded to bf16. Only the turned key and the output
+are rounded to the inputs' dtype, as in the Triton kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+RotaryLayout = Literal["interleaved", "halves"]
+"""Where the two numbers of rotary pair m lie in the last axis: (2m, 2m + 1), or (m, m + rope / 2)."""
+
+
+def split_pairs(x: Tensor, layout: RotaryLayout) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second number of every rotary pair: two `[..., rope / 2]`."""
+    if layout == "interleaved":
+        return x[..., 0::2], x[..., 1::2]
+    if layout == "halves":
+        half = x.shape[-1] // 2
+        return x[..., :half], x[..., half:]
+    raise ValueError(f"unknown rotary layout {layout!r}: expected 'interleaved' or 'halves'")
+
+
+def turn(k_pe: Tensor, delta: Tensor, inv_freq: Tensor, layout: RotaryLayout) -> Tensor:
+    """R(delta) k_pe: a new tensor in k_pe's dtype.
+
+    k_pe: [..., N, rope], turned to any position p. delta: [N] integers of either sign. inv_freq: [rope / 2].
+    The result is k_pe turned to p + delta (RoFormer, arXiv 2104.09864, equation 15).
+    """
+    wide = torch.promote_types(k_pe.dtype, torch.float32)
+    angle = delta.to(torch.float32)[:, None] * inv_freq.to(torch.float32)
+    cos, sin = angle.to(wide).cos(), angle.to(wide).sin()
+    turned = torch.empty_like(k_pe)
+    first, second = split_pairs(k_pe.to(wide), layout)
+    turned_first, turned_second = split_pairs(turned, layout)
+    turned_first.copy_(first * cos - second * sin)
+    turned_second.copy_(second * cos + first * sin)
+    return turned
+
+
+def rotate(
+    k_pe: Tensor,
+    src_slots: Tensor,
+    dst_slots: Tensor,
+    delta: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+) -> None:
+    """See `leyline_kernels.rotate`."""
+    k_pe[:, dst_slots.long()] = turn(k_pe[:, src_slots.long()], delta, inv_freq, layout)
+
+
+def decode(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    c_kv: Tensor,
+    k_pe: Tensor,
+    written_at: Tensor,
+    kv_indptr: Tensor,
+    kv_slots: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+    scale: float,
+    turned: bool,
+) -> Tensor:
+    """See `leyline_kernels.decode`."""
+    out_latent = torch.zeros_like(q_latent)
+    bounds = kv_indptr.tolist()
+    for b, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        c, k = _entries(c_kv, k_pe, written_at, kv_slots[start:end], inv_freq, layout, turned)
+        score = scale * (_wide(q_latent[b]) @ c.T + _wide(q_pe[b]) @ k.T)
+        out_latent[b] = score.softmax(-1) @ c
+    return out_latent
+
+
+def extend(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    q_indptr: Tensor,
+    q_index: Tensor,
+    c_kv: Tensor,
+    k_pe: Tensor,
+    written_at: Tensor,
+    kv_indptr: Tensor,
+    kv_slots: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+    scale: float,
+    turned: bool,
+) -> Tensor:
+    """See `leyline_kernels.extend`."""
+    out_latent = torch.zeros_like(q_latent)
+    q_bounds, kv_bounds = q_indptr.tolist(), kv_indptr.tolist()
+    for b, (q_start, q_end) in enumerate(zip(q_bounds[:-1], q_bounds[1:], strict=True)):
+        kv_start, kv_end = kv_bounds[b], kv_bounds[b + 1]
+        if q_start == q_end or kv_start == kv_end:
+            continue
+        index = q_index[q_start:q_end]
+        # Entries after every query may have no slot: they are left out before anything is gathered.
+        kv_end = min(kv_end, kv_start + int(index.max()) + 1)
+        c, k = _entries(c_kv, k_pe, written_at, kv_slots[kv_start:kv_end], inv_freq, layout, turned)
+        # [t, H, rank] @ [rank, n]: torch folds queries and heads into the rows of one matrix product.
+        score = scale * (_wide(q_latent[q_start:q_end]) @ c.T + _wide(q_pe[q_start:q_end]) @ k.T)
+        later = torch.arange(kv_end - kv_start, device=index.device) > index[:, None]
+        score.masked_fill_(later[:, None, :], float("-inf"))
+        out_latent[q_start:q_end] = score.softmax(-1) @ c
+    return out_latent
+
+
+def _entries(
+    c_kv: Tensor,
+    k_pe: Tensor,
+    written_at: Tensor,
+    slots: Tensor,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+    turned: bool,
+) -> tuple[Tensor, Tensor]:
+    """One sequence's rows in list order, keys turned to where they stand: c_kv [n, rank], k_pe [n, rope]."""
+    slots = slots.long()
+    k = k_pe[slots]
+    if turned:
+        delta = torch.arange(slots.numel(), device=slots.device) - written_at[slots]
+        k = turn(k, delta, inv_freq, layout)
+    return _wide(c_kv[slots]), _wide(k)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
