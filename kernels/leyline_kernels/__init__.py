@@ -1,4 +1,4 @@
-"""Attention over an editable MLA cache: `rotate`, `decode`, `extend`; Triton on CUDA, their torch twins elsewhere.
+"""Attention over an editable MLA cache: `rotate`, `decode`, `extend`; Triton on CUDA, else torch twins.
 
 Owns the contract of the three operations. Knows tensors only: no sessions, no model code. The symbols
 (c_kv, k_pe, written_at, delta, ..) stand in `leyline_kernels.reference`. Nothing here imports Triton until a
@@ -28,7 +28,7 @@ def rotate(
 
     k_pe:      [L, S, rope], last axis contiguous
     src_slots: [N] int32   slots read
-    dst_slots: [N] int32   slots written, distinct; an entry may write the slot it reads, but none another reads
+    dst_slots: [N] int32   slots written, distinct; an entry may write the slot it reads, none another reads
     delta:     [N] int32   new position - position the source's key is turned to
     inv_freq:  [rope / 2] fp32
     """
@@ -55,8 +55,8 @@ def decode(
 ) -> Tensor:
     """One query per sequence over all its entries -> out_latent [B, H, rank] in q_latent's dtype.
 
-    q_latent:   [B, H, rank]   absorbed query
-    q_pe:       [B, H, rope]   turned to the query's logical index
+    q_latent:   [B, H, rank]   absorbed query, last axis contiguous
+    q_pe:       [B, H, rope]   turned to the query's logical index, last axis contiguous
     c_kv, k_pe: [S, rank], [S, rope]   one layer of the pool, last axis contiguous
     written_at: [S] int32
     kv_indptr:  [B + 1] int32  sequence b's entries are kv_slots[kv_indptr[b] : kv_indptr[b + 1]]
@@ -95,10 +95,10 @@ def extend(
 ) -> Tensor:
     """Any number of queries per sequence, causal by logical index -> out_latent [T, H, rank].
 
-    q_latent, q_pe: [T, H, rank], [T, H, rope]
-    q_indptr:   [B + 1] int32  sequence b's queries are rows [q_indptr[b], q_indptr[b + 1])
+    q_latent, q_pe: [T, H, rank], [T, H, rope], last axis contiguous
+    q_indptr:   [B + 1] int32  sequence b's queries are rows [q_indptr[b], q_indptr[b + 1]); q_indptr[B] == T
     q_index:    [T] int32      logical index of each query, in any order; it sees the entries j <= q_index
-    kv_slots:   [N] int32      -1 for an entry without KV: it stands after all its sequence's queries, so is unread
+    kv_slots:   [N] int32      -1 for an entry without KV: it must stand after its sequence's queries; unread
 
     The other arguments are `decode`'s. A sequence may have no queries; one without entries gives zeros.
     """

@@ -27,7 +27,7 @@ Multi-head Latent Attention, DeepSeek-V2 (arXiv 2405.04434, section 2.1, appendi
 A batch of sequences is in CSR form: entry j of sequence b lies in slot kv_slots[kv_indptr[b] + j].
 
 R is RoFormer's rotation (arXiv 2104.09864, section 3.2.2): pair m of the key turns by delta * inv_freq[m], so
-R(a) R(b) = R(a + b). It is a pure rotation: YaRN's magnitude is in k_pe and q_pe already, never applied again.
+R(a) R(b) = R(a + b). It is a pure rotation: YaRN's magnitude is in k_pe and q_pe already, not applied again.
 
 Precision: angles in fp32 (an exact integer times inv_freq), everything else in fp32, or float64 for float64
 inputs: bf16 inputs are widened first, so no score is ever rounded to bf16. Only the turned key and the output
@@ -36,6 +36,7 @@ are rounded to the inputs' dtype, as in the Triton kernels.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -100,7 +101,7 @@ def decode(
     """See `leyline_kernels.decode`."""
     out_latent = torch.zeros_like(q_latent)
     bounds = kv_indptr.tolist()
-    for b, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for b, (start, end) in enumerate(pairwise(bounds)):
         c, k = _entries(c_kv, k_pe, written_at, kv_slots[start:end], inv_freq, layout, turned)
         score = scale * (_wide(q_latent[b]) @ c.T + _wide(q_pe[b]) @ k.T)
         out_latent[b] = score.softmax(-1) @ c
@@ -125,7 +126,7 @@ def extend(
     """See `leyline_kernels.extend`."""
     out_latent = torch.zeros_like(q_latent)
     q_bounds, kv_bounds = q_indptr.tolist(), kv_indptr.tolist()
-    for b, (q_start, q_end) in enumerate(zip(q_bounds[:-1], q_bounds[1:], strict=True)):
+    for b, (q_start, q_end) in enumerate(pairwise(q_bounds)):
         kv_start, kv_end = kv_bounds[b], kv_bounds[b + 1]
         if q_start == q_end or kv_start == kv_end:
             continue
