@@ -1,0 +1,206 @@
+"""`decode` and `extend` in Triton equal their torch twins, whatever the pool holds where no list points.
+
+fp32 through the interpreter on a CPU, compiled where there is a GPU; bf16 in test_gpu.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import leyline_kernels
+from leyline_kernels import reference
+
+TIGHT = 5e-6
+"""What fp32 sums in another order differ by, relative."""
+
+LENS = (37, 1, 0, 53)
+SHAPES = [(1, 24, 16, 3), (3, 40, 32, 1), (16, 128, 64, 2), (21, 33, 16, 1)]
+"""heads, rank, rope, splits."""
+
+MakeBatch = Callable[..., Any]
+Measure = Callable[[Tensor, Tensor], float]
+
+
+def queries(lens: tuple[int, ...], counts: tuple[int, ...], device: str) -> tuple[Tensor, Tensor]:
+    """q_indptr and q_index: `counts` queries per sequence, at a random subset of its indices in random order."""
+    index = [torch.randperm(n, device=device)[:count] for n, count in zip(lens, counts, strict=True)]
+    return torch.tensor([0, *counts], device=device).cumsum(0).int(), torch.cat(index).int()
+
+
+@pytest.fixture
+def kernels(on_triton: None) -> Any:
+    from leyline_kernels.gpu.decode import decode
+    from leyline_kernels.gpu.extend import extend
+
+    class Kernels:
+        pass
+
+    both = Kernels()
+    both.decode, both.extend = decode, extend
+    return both
+
+
+@pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_decode_equals_its_twin(
+    layout: str,
+    heads: int,
+    rank: int,
+    rope: int,
+    num_splits: int,
+    batch: MakeBatch,
+    kernels: Any,
+    relative_error: Measure,
+) -> None:
+    b = batch(LENS, heads, rank, rope, layout)
+    got, want = kernels.decode(**b.args(), num_splits=num_splits), reference.decode(**b.args())
+    assert relative_error(got, want) < TIGHT
+    assert got[2].eq(0).all(), "a sequence without entries"
+    assert relative_error(reference.decode(**b.but(turned=False).args()), want) > 0.05, "rotation off"
+
+
+@pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_extend_equals_its_twin(
+    layout: str,
+    heads: int,
+    rank: int,
+    rope: int,
+    num_splits: int,
+    batch: MakeBatch,
+    kernels: Any,
+    relative_error: Measure,
+    device: str,
+) -> None:
+    counts = (9, 1, 0, 11)
+    b = batch(LENS, heads, rank, rope, layout, num_queries=sum(counts))
+    q_indptr, q_index = queries(LENS, counts, device)
+    args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
+    got, want = kernels.extend(**args, num_splits=num_splits), reference.extend(**args)
+    assert relative_error(got, want) < TIGHT
+    shifted = args | {"q_index": (q_index - 1).clamp(min=0)}
+    assert relative_error(reference.extend(**shifted), want) > 0.05, "the causal mask off by one"
+
+
+def test_many_short_sequences_find_their_blocks(
+    batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+) -> None:
+    lens = (3, 0, 18, 1, 9, 2, 40)
+    counts = (3, 0, 18, 0, 1, 0, 17)
+    b = batch(lens, heads=2, num_queries=sum(counts))
+    q_indptr, q_index = queries(lens, counts, device)
+    args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
+    assert relative_error(kernels.extend(**args), reference.extend(**args)) < TIGHT
+
+
+@pytest.mark.parametrize("lens", [(1,), (16,), (17,), (64, 15)])
+def test_lengths_at_the_edges_of_tiles(
+    lens: tuple[int, ...], batch: MakeBatch, kernels: Any, relative_error: Measure
+) -> None:
+    b = batch(lens)
+    for num_splits in (1, 5):
+        got = kernels.decode(**b.args(), num_splits=num_splits)
+        assert relative_error(got, reference.decode(**b.args())) < TIGHT
+
+
+def test_a_scrambled_slot_table_gives_the_same_bits(batch: MakeBatch, kernels: Any, device: str) -> None:
+    b = batch(LENS)
+    order = b.kv_slots.long()
+    ordered = b.but(
+        c_kv=b.c_kv[order],
+        k_pe=b.k_pe[order],
+        written_at=b.written_at[order],
+        kv_slots=torch.arange(len(order), device=device).int(),
+    )
+    assert not torch.equal(b.kv_slots, ordered.kv_slots)
+    q_indptr = torch.tensor([0, 2, 3, 3, 4], device=device).int()
+    q_index = torch.tensor([36, 5, 0, 50], device=device).int()
+    where = {"q_indptr": q_indptr, "q_index": q_index}
+    for module in (kernels, reference):
+        assert torch.equal(module.decode(**b.args()), module.decode(**ordered.args()))
+        assert torch.equal(module.extend(**b.args(), **where), module.extend(**ordered.args(), **where))
+
+
+def test_entries_without_kv_are_never_read(
+    batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+) -> None:
+    """Pending entries behind the queries hold -1; so may a table kept longer than the batch needs."""
+    lens, counts = (30, 44), (6, 4)
+    b = batch(lens, num_queries=sum(counts))
+    q_indptr = torch.tensor([0, 6, 10], device=device).int()
+    q_index = torch.tensor([3, 0, 11, 8, 5, 2, 17, 18, 19, 20], device=device).int()
+    args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
+    want = reference.extend(**args)
+    holes = torch.cat([b.kv_slots, b.kv_slots[:5]])
+    holes[12:30] = -1
+    holes[30 + 21 :] = -1
+    args["kv_slots"] = holes
+    # Had slot -1 or the last row been read, NaN would show.
+    args["c_kv"] = torch.cat([b.c_kv, torch.full_like(b.c_kv[:1], torch.nan)])
+    args["k_pe"] = torch.cat([b.k_pe, torch.full_like(b.k_pe[:1], torch.nan)])
+    for extend in (reference.extend, kernels.extend):
+        assert relative_error(extend(**args), want) < TIGHT
+
+
+def test_an_extend_of_last_queries_is_a_decode(batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
+    lens = (5, 33, 16)
+    b = batch(lens)
+    q_indptr = torch.arange(4, device=b.kv_slots.device).int()
+    q_index = (b.kv_indptr[1:] - b.kv_indptr[:-1] - 1).int()
+    want = reference.decode(**b.args())
+    for module in (reference, kernels):
+        assert relative_error(module.extend(**b.args(), q_indptr=q_indptr, q_index=q_index), want) < TIGHT
+
+
+def test_unmoved_keys_need_no_turning(batch: MakeBatch, kernels: Any) -> None:
+    """With every delta 0 the two paths give the same bits, so the host may promise it or not."""
+    b = batch(LENS, turned=False)
+    for decode in (reference.decode, kernels.decode):
+        assert torch.equal(decode(**b.args()), decode(**b.but(turned=True).args()))
+
+
+def test_strided_views_as_the_engine_passes_them(
+    batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+) -> None:
+    """q_pe is a slice of q, q_latent comes out of a batched product head by head, the pool is one layer of all."""
+    b = batch(LENS)
+    q_pe = torch.cat([torch.full_like(b.q_latent, torch.nan), b.q_pe], dim=-1)[..., b.q_latent.shape[-1] :]
+    q_latent = b.q_latent.transpose(0, 1).contiguous().transpose(0, 1)
+    c_kv, k_pe = torch.stack([b.c_kv * 0 - 9, b.c_kv])[1], torch.stack([b.k_pe * 0 - 9, b.k_pe])[1]
+    views = b.but(q_pe=q_pe, q_latent=q_latent, c_kv=c_kv, k_pe=k_pe)
+    assert not q_pe.is_contiguous()
+    assert not q_latent.is_contiguous()
+    want = reference.decode(**b.args())
+    assert relative_error(kernels.decode(**views.args()), want) < TIGHT
+    assert relative_error(reference.decode(**views.args()), want) < TIGHT
+
+
+def test_bad_arguments_are_named(batch: MakeBatch, kernels: Any) -> None:
+    b = batch((4,))
+    for decode in (reference.decode, kernels.decode):
+        with pytest.raises(ValueError, match="unknown rotary layout 'spiral'"):
+            decode(**b.but(layout="spiral").args())
+    with pytest.raises(ValueError, match="q_pe: the last axis has stride 2"):
+        kernels.decode(**b.but(q_pe=torch.cat([b.q_pe, b.q_pe], -1)[..., ::2]).args())
+
+
+def test_no_queries_no_work(batch: MakeBatch, kernels: Any, device: str) -> None:
+    b = batch((4,), num_queries=0)
+    none = {"q_indptr": torch.zeros(2, device=device).int(), "q_index": torch.zeros(0, device=device).int()}
+    for extend in (reference.extend, kernels.extend):
+        assert extend(**b.args(), **none).shape == b.q_latent.shape
+
+
+def test_the_package_dispatches_by_device(batch: MakeBatch, device: str) -> None:
+    b = batch(LENS)
+    got, want = leyline_kernels.decode(**b.args()), reference.decode(**b.args())
+    if device == "cpu":
+        assert torch.equal(got, want)
+    else:
+        assert not torch.equal(got, want)
+        assert torch.allclose(got, want, atol=1e-5)
