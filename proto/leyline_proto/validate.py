@@ -50,9 +50,12 @@ def check_append(request: pb.AppendRequest, limits: pb.Limits, vocab_size: int) 
 
 
 def check_apply(request: pb.ApplyDirectivesRequest, limits: pb.Limits) -> None:
-    """Raises INVALID_ARGUMENT without directives, or with prefill in a dry run; TOO_LONG for too many."""
+    """Raises INVALID_ARGUMENT for a call that asks for nothing, or for prefill in a dry run; TOO_LONG.
+
+    No directives with `prefill` is legal: it computes what is pending and leaves the version as it is.
+    """
     check_id("session_id", request.session_id, required=True)
-    if not request.directives:
+    if not request.directives and not request.prefill:
         raise Refusal("INVALID_ARGUMENT", "the call has no directives", field="directives")
     if request.dry_run and request.prefill:
         raise Refusal("INVALID_ARGUMENT", "a dry run computes nothing: prefill must be off", field="prefill")
