@@ -1,0 +1,91 @@
+"""The KV cache: slot table, pool, prefix tree and kept rows as one thing that can be asked for slots.
+
+Owns the clock and the order of eviction: the least recently used of what caches alone hold goes first, whichever
+cache holds it. It does not know sessions; the engine gives up idle ones when this is not enough. Called by the
+engine's thread alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leyline_server.cache.kept import KeptRows
+from leyline_server.cache.pool import Pool
+from leyline_server.cache.prefix_tree import PrefixTree
+from leyline_server.cache.slots import Holder, OutOfSlots, Slots, SlotTable
+
+
+class KVCache:
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.table = SlotTable(pool.num_slots)
+        self.tree = PrefixTree(self.table)
+        self.kept = KeptRows(self.table)
+        self._now = 0
+
+    def tick(self) -> int:
+        """A later time than any before."""
+        self._now += 1
+        return self._now
+
+    def allocate(self, positions: NDArray[np.int32]) -> Slots:
+        """Fresh slots for rows at these positions, evicting what only caches hold. Raises OutOfSlots."""
+        while self.table.num_free < len(positions) and self._evict(len(positions) - self.table.num_free):
+            pass
+        slots = self.table.allocate(positions)
+        device = self.pool.written_at.device
+        self.pool.place(
+            torch.as_tensor(slots, dtype=torch.int64, device=device), torch.as_tensor(positions, device=device)
+        )
+        return slots
+
+    def retain(self, slots: Slots) -> None:
+        """One more session holds these slots."""
+        self.table.retain(slots, Holder.SESSION)
+
+    def release(self, slots: Slots) -> int:
+        """One session fewer holds these slots. Returns the fall of slots in use."""
+        falls = self.table.last_session(slots)
+        self._released(slots, Holder.SESSION)
+        return falls
+
+    def release_cached(self, slots: Slots) -> None:
+        """One cache fewer holds these slots."""
+        self._released(slots, Holder.CACHE)
+
+    def scrub(self, slots: Slots) -> None:
+        """Has these slots zeroed when their last reference goes."""
+        self.table.scrub[slots[slots >= 0]] = True
+
+    def clear_caches(self) -> None:
+        """Drops the prefix tree and all rows kept for undo."""
+        self.release_cached(self.tree.clear())
+        for slots in self.kept.clear():
+            self.release_cached(slots)
+
+    def check_integrity(self, sessions: list[Slots]) -> None:
+        """Asserts invariants 1 and 2 of the design, given every session's list of slots."""
+        self.table.check_integrity(sessions, [*self.tree.slots(), *self.kept.slots()])
+        self.tree.check_integrity()
+        held = np.unique(np.concatenate([np.zeros(0, np.int32), *sessions]))
+        held = held[held >= 0]
+        on_device = self.pool.written_at[:-1].cpu().numpy()
+        assert np.array_equal(on_device[held], self.table.written_at[held]), "written_at differs from the device's"
+
+    def _evict(self, wanted: int) -> bool:
+        """Evicts from the cache whose next victim is the least recently used. False when there is none."""
+        caches = [(used, cache) for cache in (self.tree, self.kept) if (used := cache.oldest()) is not None]
+        if not caches:
+            return False
+        _, cache = min(caches, key=lambda pair: pair[0])
+        self.release_cached(cache.evict(wanted))
+        return True
+
+    def _released(self, slots: Slots, holder: Holder) -> None:
+        dirty = self.table.release(slots, holder)
+        self.pool.zero(dirty)
+
+
+__all__ = ["KVCache", "OutOfSlots"]

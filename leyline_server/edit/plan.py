@@ -1,0 +1,58 @@
+"""What a set of edits makes of a list of rows. Pure: a list in, a list out, nothing released or computed.
+
+Owns the arithmetic of several disjoint edits at once. `LocalEngine` carries a plan out; a dry run only reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from leyline_server.cache.slots import PENDING, Slots
+from leyline_server.edit.rows import Ids, Rows
+from leyline_server.engine.engine import RowEdit
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEdit:
+    """One edit's outcome. `at`: where its R stands in the final list. `ids`, `slots`: the span that goes."""
+
+    edit: RowEdit
+    at: int
+    ids: Ids
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`rows` is the final list; `tail_slots` are those that a FORGET takes from entries that stay."""
+
+    rows: Rows
+    edits: tuple[PlannedEdit, ...]  # in the order given
+    tail_slots: Slots
+    forget_from: int | None
+
+
+def plan(rows: Rows, edits: Sequence[RowEdit]) -> Plan:
+    """Edits must be in bounds and disjoint."""
+    planned: dict[int, PlannedEdit] = {}
+    new, shift = rows, 0
+    forget_from: int | None = None
+    for index in sorted(range(len(edits)), key=lambda i: (edits[i].start, edits[i].end, i)):
+        edit = edits[index]
+        start, end = edit.start + shift, edit.end + shift
+        ids = np.asarray(edit.ids, np.int32)
+        planned[index] = PlannedEdit(edit, start, rows.ids[edit.start : edit.end], rows.slots[edit.start : edit.end])
+        if len(ids) or end > start:
+            new = new.spliced(start, end, ids, np.full(len(ids), PENDING, np.int32))
+        shift += len(ids) - (end - start)
+        if edit.forget and forget_from is None:
+            forget_from = start + len(ids)
+    tail = np.zeros(0, np.int32)
+    if forget_from is not None:
+        tail = new.slots[forget_from:]
+        tail = tail[tail >= 0]
+        new = new.pending_from(forget_from)
+    return Plan(new, tuple(planned[i] for i in range(len(edits))), tail, forget_from)

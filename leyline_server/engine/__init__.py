@@ -1,0 +1,1 @@
+"""Sequences of tokens and their KV: the seam (`engine.Engine`) and the engine of this server (`local`)."""

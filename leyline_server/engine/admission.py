@@ -1,0 +1,154 @@
+"""Who may run: the queue, the reservation of slots, and who gives way.
+
+Owns the running and the waiting requests. A request runs once everything it may still allocate fits beside what the
+running ones hold and may still allocate; so a running request never finds the pool full. First come, first served.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyline_proto.refusal import Refusal
+from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.slots import PENDING, OutOfSlots, Slots
+from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
+from leyline_server.engine.requests import LocalRequest, SequenceState
+
+
+class Admission:
+    def __init__(self, cache: KVCache, sequences: dict[SequenceId, SequenceState], max_queue: int) -> None:
+        self._cache = cache
+        self._sequences = sequences
+        self._max_queue = max_queue
+        self.queue: deque[LocalRequest] = deque()
+        self.running: list[LocalRequest] = []
+
+    def submit(self, request: LocalRequest) -> LocalRequest:
+        """Queues a request. Raises POOL_EXCEEDED when it can never fit, QUEUE_FULL when too many wait."""
+        state = request.sequence
+        rows = state.rows
+        needed = len(rows) + request.still_needs - rows.num_pending
+        limit = self._cache.table.num_slots
+        if needed > limit:
+            raise Refusal(
+                "POOL_EXCEEDED",
+                f"the request needs {needed} slots; the pool has {limit}, {self._cache.table.num_free} of them free",
+                needed=needed,
+                limit=limit,
+                free=self._cache.table.num_free,
+            )
+        if len(self.queue) >= self._max_queue:
+            raise Refusal(
+                "QUEUE_FULL",
+                f"{len(self.queue)} requests wait for slots; the limit is {self._max_queue}",
+                waiting=len(self.queue),
+                limit=self._max_queue,
+                retry_after_s=1,
+            )
+        state.request = request
+        self.queue.append(request)
+        return request
+
+    def admit(self) -> None:
+        """Starts waiting requests, in order, as far as slots reach; ends cancelled ones."""
+        for request in [r for r in self.queue if r.cancelled]:
+            self.queue.remove(request)
+            self.finish(request, EndReason.CANCELLED, None)
+        while self.queue and self._fits(self.queue[0]):
+            self._start(self.queue.popleft())
+
+    def finish(self, request: LocalRequest, reason: EndReason, error: Refusal | None) -> None:
+        """Takes a request off and tells its listener. Its sequence keeps every row that a step committed."""
+        state = request.sequence
+        if request in self.running:
+            self.running.remove(request)
+        if len(request.old_last):
+            # Ended before its last entry was computed anew: the old row stands again.
+            last = len(state.rows) - 1
+            assert state.rows.slots[last] == PENDING
+            state.rows = state.rows.filled(np.array([last]), request.old_last)
+            request.old_last = request.old_last[:0]
+        state.request = None
+        state.used = self._cache.tick()
+        request.listener.ended(reason, error)
+
+    def allocate(self, positions: NDArray[np.int32]) -> Slots:
+        """Slots for a step's rows: caches give way first, then idle sequences, least recently used first."""
+        while True:
+            try:
+                return self._cache.allocate(positions)
+            except OutOfSlots:
+                if not self._evict_idle():
+                    raise
+
+    def _fits(self, request: LocalRequest) -> bool:
+        held = [r.sequence.rows.slots for r in self.running] + [r.old_last for r in self.running]
+        held.append(request.sequence.rows.slots)
+        busy = np.unique(np.concatenate(held))
+        reserved = sum(r.still_needs for r in self.running) + request.still_needs
+        return int(np.count_nonzero(busy >= 0)) + reserved <= self._cache.table.num_slots
+
+    def _start(self, request: LocalRequest) -> None:
+        state = request.sequence
+        rows = state.rows
+        before = rows.num_pending
+        kept = len(rows) - before
+        if request.params is not None and rows.slots[-1] >= 0:
+            # Logits come from evaluating the last token against the list as it is now, into a fresh slot.
+            request.old_last = rows.slots[-1:].copy()
+            state.rows = rows.filled(np.array([len(rows) - 1]), PENDING)
+            kept -= 1
+        hits = self._take_prefix(state)
+        pending = state.rows.pending
+        if not before:
+            reason = MissReason.APPEND
+        elif state.evicted:
+            reason = MissReason.EVICTED
+        elif state.cold:
+            reason = MissReason.COLD
+        else:
+            reason = MissReason.EDIT if state.edited else MissReason.APPEND
+        report = HitReport(
+            prefix_hit=hits,
+            kept=kept,
+            turned=int(np.count_nonzero(state.rows.turned(self._cache.table))),
+            computed=len(pending),
+            first_divergence=int(pending[0]) if len(pending) else None,
+            reason=reason,
+        )
+        state.evicted = state.edited = state.cold = False
+        request.admitted = True
+        self.running.append(request)
+        request.listener.started(report)
+
+    def _take_prefix(self, state: SequenceState) -> int:
+        """Pending entries at the front take slots of the prefix tree. Returns how many.
+
+        Stops at the first kept entry that is not exact: what follows it has to be computed over it, whatever another
+        session has published, so that an edit's result never depends on who was there before.
+        """
+        table, taken = self._cache.table, 0
+        found = self._cache.tree.match(state.namespace, state.rows.ids[:-1], self._cache.tick())
+        while (start := state.rows.exact_upto(table)) < len(found) and state.rows.slots[start] == PENDING:
+            kept = np.flatnonzero(state.rows.slots[start : len(found)] >= 0)
+            end = start + int(kept[0]) if len(kept) else len(found)
+            self._cache.retain(found[start:end])
+            state.rows = state.rows.filled(np.arange(start, end), found[start:end])
+            taken += end - start
+        return taken
+
+    def _evict_idle(self) -> bool:
+        """The least recently used sequence that does not run falls back to pending. False when there is none."""
+        idle = [s for s in self._sequences.values() if not (s.request and s.request.admitted)]
+        idle = [s for s in idle if (s.rows.slots >= 0).any()]
+        if not idle:
+            return False
+        state = min(idle, key=lambda s: s.used)
+        gone = state.rows.slots
+        state.rows = state.rows.pending_from(0)
+        state.evicted = True
+        self._cache.release(gone)
+        return True

@@ -1,0 +1,221 @@
+"""The engine of this server: sequences as lists of slots over one pool, one packed forward for everything.
+
+Owns sequences, admission and the step. Book-keeping is in `cache/` and `edit/`, the model in `model/`. One thread
+calls it; a step either commits all of its rows or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.pool import Pool
+from leyline_server.cache.slots import Slots
+from leyline_server.edit.plan import plan
+from leyline_server.edit.rows import Rows
+from leyline_server.engine.admission import Admission
+from leyline_server.engine.engine import (
+    EngineStats,
+    GenerateParams,
+    Listener,
+    Namespace,
+    Restored,
+    RowEdit,
+    RowReceipt,
+    SequenceId,
+)
+from leyline_server.engine.forgetting import forget
+from leyline_server.engine.requests import LocalRequest, SequenceState
+from leyline_server.engine.stepper import Stepper
+from leyline_server.model.load import LoadedModel
+from leyline_server.sampling import Sampler
+
+
+class LocalEngine:
+    """See `Engine`. `prefill_chunk` bounds the tokens of one step, `max_queue` the requests that wait for slots."""
+
+    def __init__(
+        self, model: LoadedModel, num_slots: int, prefill_chunk: int, max_queue: int, sampled_vocab: int
+    ) -> None:
+        config = model.config
+        pool = Pool(
+            config.num_hidden_layers,
+            num_slots,
+            config.kv_lora_rank,
+            config.qk_rope_head_dim,
+            model.dtype,
+            model.device,
+        )
+        self.cache = KVCache(pool)
+        self.sequences: dict[SequenceId, SequenceState] = {}
+        self._next_id = 1
+        self._admission = Admission(self.cache, self.sequences, max_queue)
+        self._stepper = Stepper(model, self.cache, self._admission, prefill_chunk, sampled_vocab)
+        self._rotary = model.rotary
+
+    @property
+    def amortize_refused(self) -> str:
+        return self._rotary.reason
+
+    # ------------------------------------------------------------ sequences
+
+    def open(self, namespace: Namespace) -> SequenceId:
+        return self._add(namespace, Rows.empty()).id
+
+    def fork(self, sequence: SequenceId) -> SequenceId:
+        origin = self.sequences[sequence]
+        self.cache.retain(origin.rows.slots)
+        copy = self._add(origin.namespace, origin.rows)
+        copy.cold, copy.edited, copy.evicted = origin.cold, origin.edited, origin.evicted
+        self.cache.kept.copy(origin.id, copy.id)
+        return copy.id
+
+    def close(self, sequence: SequenceId) -> int:
+        state = self._idle(sequence)
+        del self.sequences[sequence]
+        for key in self.cache.kept.keys(sequence):
+            self.cache.release_cached(self.cache.kept.drop(key))
+        return self.cache.release(state.rows.slots)
+
+    def length(self, sequence: SequenceId) -> int:
+        return len(self.sequences[sequence].rows)
+
+    def num_pending(self, sequence: SequenceId) -> int:
+        return self.sequences[sequence].rows.num_pending
+
+    def exact_upto(self, sequence: SequenceId) -> int:
+        return self.sequences[sequence].rows.exact_upto(self.cache.table)
+
+    def ids(self, sequence: SequenceId, start: int = 0, end: int | None = None) -> list[int]:
+        return list(map(int, self.sequences[sequence].rows.ids[start:end]))
+
+    def append(self, sequence: SequenceId, ids: Sequence[int]) -> None:
+        state = self._idle(sequence)
+        state.rows = state.rows.appended(ids)
+
+    def truncate(self, sequence: SequenceId, length: int) -> None:
+        state = self._idle(sequence)
+        gone = state.rows.slots[length:]
+        state.rows = state.rows.truncated(length)
+        self.cache.release(gone)
+
+    # ------------------------------------------------------------ edits
+
+    def splice(self, sequence: SequenceId, edits: Sequence[RowEdit], dry_run: bool = False) -> list[RowReceipt]:
+        state = self._idle(sequence)
+        table = self.cache.table
+        planned = plan(state.rows, edits)
+        turned = planned.rows.turned(table)
+        has_kv = planned.rows.slots >= 0
+        tail_freed = table.last_session(planned.tail_slots)
+        common = (planned.rows.num_pending, planned.rows.exact_upto(table))
+        receipts: list[RowReceipt] = []
+        for item in planned.edits:
+            after = item.at + len(item.edit.ids)
+            kept = int(has_kv[after:].sum())
+            freed = table.last_session(item.slots)
+            if item.edit.forget:
+                freed, tail_freed = freed + tail_freed, 0
+            computed_from_it = bool(np.any(item.slots >= 0)) and not item.edit.forget
+            receipts.append(
+                RowReceipt(
+                    at=item.at,
+                    removed=len(item.ids),
+                    inserted=len(item.edit.ids),
+                    kept=kept,
+                    turned=int(turned[after:].sum()),
+                    to_compute=common[0],
+                    freed=freed,
+                    exact_upto=common[1],
+                    influence_remains=computed_from_it and kept > 0,
+                    held_elsewhere=self._held_elsewhere(state, item.slots, planned.tail_slots, item.edit),
+                )
+            )
+        if dry_run:
+            return receipts
+        state.rows, state.edited = planned.rows, True
+        for item in planned.edits:
+            if not item.edit.forget:
+                self.cache.kept.keep((sequence, item.edit.edit_id), item.ids, item.slots, self.cache.tick())
+        for item in planned.edits:
+            if item.edit.forget:
+                forget(self.cache, state, item, planned.tail_slots)
+            self.cache.release(item.slots)
+        self.cache.release(planned.tail_slots)
+        return receipts
+
+    def undo(self, sequence: SequenceId, edit_id: str, at: int, inserted: int) -> Restored:
+        state = self._idle(sequence)
+        key = (sequence, edit_id)
+        ids, slots = self.cache.kept.get(key)
+        self.cache.retain(slots)
+        self.cache.release_cached(self.cache.kept.drop(key))
+        r_slots = state.rows.slots[at : at + inserted]
+        state.rows, state.edited = state.rows.spliced(at, at + inserted, ids, slots), True
+        self.cache.release(r_slots)
+        return Restored(len(ids), int(np.count_nonzero(slots >= 0)))
+
+    def _held_elsewhere(self, state: SequenceState, span: Slots, tail: Slots, edit: RowEdit) -> tuple[SequenceId, ...]:
+        """The other sequences of the namespace that hold some of what a FORGET drops."""
+        if not edit.forget:
+            return ()
+        own = [self.cache.kept.get((state.id, e))[1] for e in edit.forgotten if self.cache.kept.has((state.id, e))]
+        gone = np.concatenate([span, tail, *own])
+        gone = gone[gone >= 0]
+        found = []
+        for other in self.sequences.values():
+            if other is not state and other.namespace == state.namespace:
+                lists = [other.rows.slots, *self.cache.kept.holding(other.id)]
+                if any(np.isin(gone, held).any() for held in lists):
+                    found.append(other.id)
+        return tuple(found)
+
+    # ------------------------------------------------------------ requests
+
+    def compute(self, sequence: SequenceId, listener: Listener) -> LocalRequest:
+        return self._admission.submit(LocalRequest(self._idle(sequence), listener))
+
+    def generate(self, sequence: SequenceId, params: GenerateParams, listener: Listener) -> LocalRequest:
+        sampler = Sampler(params.sampling)
+        return self._admission.submit(LocalRequest(self._idle(sequence), listener, params, sampler))
+
+    def step(self) -> bool:
+        return self._stepper.step()
+
+    def stats(self) -> EngineStats:
+        table = self.cache.table
+        return EngineStats(
+            num_slots=table.num_slots,
+            free=table.num_free,
+            in_use=table.in_use,
+            cached=table.cached,
+            running=len(self._admission.running),
+            queued=len(self._admission.queue),
+            rows_computed=self._stepper.rows_computed,
+            steps=self._stepper.steps,
+        )
+
+    def check_integrity(self) -> None:
+        held = [state.rows.slots for state in self.sequences.values()]
+        held += [request.old_last for request in self._admission.running]
+        self.cache.check_integrity(held)
+        for state in self.sequences.values():
+            rows = state.rows
+            upto = rows.exact_upto(self.cache.table)
+            written = self.cache.table.written_at[rows.slots[:upto]]
+            assert np.array_equal(written, np.arange(upto)), "an exact row stands elsewhere than it was written"
+            assert np.array_equal(Rows.empty().appended(rows.ids).contexts, rows.contexts), "contexts are stale"
+
+    def _add(self, namespace: Namespace, rows: Rows) -> SequenceState:
+        state = SequenceState(self._next_id, namespace, rows, self.cache.tick())
+        self._next_id += 1
+        self.sequences[state.id] = state
+        return state
+
+    def _idle(self, sequence: SequenceId) -> SequenceState:
+        state = self.sequences[sequence]
+        assert state.request is None, "the sequence has a request; sessions refuse with BUSY before they come here"
+        state.used = self.cache.tick()
+        return state

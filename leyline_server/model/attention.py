@@ -1,0 +1,118 @@
+"""Hugging Face's MLA modelling code on the pool: no modelling code is copied.
+
+HF's attention hands the compressed, rotated latents to `cache.update`, expands them with `expand_kv`, and calls the
+attention function that is registered under the configuration's name. So here: a cache whose `update` writes rows into
+the pool, an `expand_kv` that passes the latents on, and an attention function that absorbs `kv_b_proj` and attends
+over slots. Verified on transformers 5.17 to 5.24, `deepseek_v2` and `deepseek_v3`.
+
+Owns these three seams and nothing of sessions. The symbols stand in `leyline_kernels.reference`.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache
+
+import leyline_kernels
+from leyline_kernels import RotaryLayout
+from leyline_server.cache.pool import Pool
+from leyline_server.model.batch import Batch
+
+_NAME = "leyline"
+
+
+class PoolCache(Cache):
+    """What HF takes for its cache in one step: writes the step's rows into the pool.
+
+    Lives for one forward pass. `layout` and `inv_freq` come from the rotary probe.
+    """
+
+    def __init__(self, pool: Pool, batch: Batch, inv_freq: Tensor, layout: RotaryLayout) -> None:
+        super().__init__(layers=[])
+        self.pool, self.batch, self.inv_freq, self.layout = pool, batch, inv_freq, layout
+
+    def update(  # type: ignore[override]
+        self, c_kv: Tensor, k_pe: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """c_kv [1, 1, T, rank] after its norm, k_pe [1, 1, T, rope] rotated: HF's own values, stored as they are."""
+        self.pool.write(layer_idx, self.batch.write_slots, c_kv[0, 0], k_pe[0, 0])
+        return c_kv, k_pe
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing in HF may derive a position from the cache: positions are given."""
+        return 0
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    c_kv: Tensor,
+    k_pe: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    leyline: PoolCache,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The registered attention function: query [1, H, T, nope + rope] -> [1, T, H, v_head_dim].
+
+    Reads the pool, not c_kv and k_pe: `PoolCache.update` has just put them there.
+    """
+    pool, batch = leyline.pool, leyline.batch
+    layer_idx = module.layer_idx
+    nope = int(module.qk_nope_head_dim)  # type: ignore[arg-type]
+    q_nope, q_pe = query[0].split([nope, query.shape[-1] - nope], dim=-1)
+    weight = module.kv_b_proj.weight.view(query.shape[1], -1, pool.c_kv.shape[-1])  # type: ignore[union-attr,operator]
+    w_uk, w_uv = weight[:, :nope], weight[:, nope:]
+    q_latent = torch.bmm(q_nope, w_uk).transpose(0, 1).contiguous()  # [T, H, rank]
+    q_pe = q_pe.transpose(0, 1).contiguous()
+    rows = (pool.c_kv[layer_idx], pool.k_pe[layer_idx], pool.written_at)
+    table = (batch.kv_indptr, batch.kv_slots, leyline.inv_freq, leyline.layout, scaling, batch.turned)
+    if batch.decode:
+        out = leyline_kernels.decode(q_latent, q_pe, *rows, *table, max_len=batch.max_len)
+    else:
+        out = leyline_kernels.extend(q_latent, q_pe, batch.q_indptr, batch.q_index, *rows, *table)
+    return torch.bmm(out.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)[None], None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """Causality is by logical index, inside the kernels."""
+
+
+def _pass_latents(module: nn.Module, c_kv: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+    return c_kv, k_pe
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Makes a loaded model attend over the pool. From then on it needs a `PoolCache` in every call."""
+    AttentionInterface.register(_NAME, attend)
+    AttentionMaskInterface.register(_NAME, _no_mask)
+    model.set_attn_implementation(_NAME)
+    for module in model.modules():
+        if hasattr(module, "expand_kv"):
+            module.expand_kv = MethodType(_pass_latents, module)  # type: ignore[assignment]
+
+
+def cache_argument(module: nn.Module) -> str:
+    """What this transformers calls the cache: "cache", or "past_key_values" before 5.2x."""
+    return "cache" if "cache" in signature(module.forward).parameters else "past_key_values"
+
+
+@torch.inference_mode()
+def forward(model: PreTrainedModel, cache: PoolCache) -> Tensor:
+    """One step of the model over a batch; returns logits [number of sampled rows, vocab] in fp32."""
+    batch = cache.batch
+    out = model(
+        input_ids=batch.ids,
+        position_ids=batch.positions,
+        use_cache=True,
+        logits_to_keep=batch.sampled,
+        leyline=cache,
+        **{cache_argument(model): cache},
+    )
+    return out.logits[0].float()
