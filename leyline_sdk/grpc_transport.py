@@ -5,14 +5,14 @@ Owns the channel: keepalive, message limits, credentials. It does not retry.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message as Proto
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # ships no types
+from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk.error_table import api_error, request_id_of

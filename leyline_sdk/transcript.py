@@ -147,9 +147,7 @@ class Transcript:
 
     # ------------------------------------------------------------ what answers change
 
-    def placed(
-        self, messages: Iterable[Message], *, version: int | None = None, turn: int | None = None
-    ) -> Transcript:
+    def placed(self, messages: Iterable[Message], *, version: int | None = None, turn: int | None = None) -> Transcript:
         """The transcript of these messages, each with its start and age set anew."""
         new_turn = self.turn if turn is None else turn
         out: list[Message] = []

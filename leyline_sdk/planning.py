@@ -1,0 +1,182 @@
+"""Runs policies before a call and makes one list of edits of what they plan. Pure: it calls no server.
+
+Owns order (later policies see earlier edits), protection (system, task, last user message), pairs (a call and its
+result), and that nothing is edited twice in one call or without need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from leyline_sdk.edits import EarlierEdit, Edit, InMessage, Span
+from leyline_sdk.errors import PolicyError
+from leyline_sdk.foresee import changes_nothing, foresee, in_message, touched
+from leyline_sdk.policy import Policy, PolicyContext
+from leyline_sdk.transcript import Transcript
+from leyline_sdk.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`edits` with the policy that each came from, and the transcript as it will be."""
+
+    edits: tuple[Edit, ...]
+    policies: tuple[str, ...]
+    after: Transcript
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An edit of the batch, with the messages it changes and, where it is one, its place in one of them."""
+
+    edit: Edit
+    policy: str
+    ids: frozenset[str]
+    place: InMessage | None
+
+
+def plan(policies: Sequence[Policy], transcript: Transcript, max_context: int, call: str) -> Plan:
+    """What the policies would do now.
+
+    Raises:
+        PolicyError: a policy raised, edited a protected message or one that is not there, parted a call from its
+            result, or planned an edit that can't be joined with another one of the same message.
+    """
+    batch = _Batch(transcript)
+    for policy in policies:
+        context = PolicyContext(batch.after, max_context, call)
+        try:
+            edits = list(policy.plan(context))
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"policy {policy.name} raised {error!r}", policy=policy.name) from error
+        for edit in edits:
+            batch.add(edit, policy.name)
+        _check_pairs(transcript, batch.after, policy.name)
+    return Plan(
+        tuple(entry.edit for entry in batch.entries), tuple(entry.policy for entry in batch.entries), batch.after
+    )
+
+
+class _Batch:
+    """The edits so far, disjoint, and the transcript after them."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.before = transcript
+        self.after = transcript
+        self.entries: list[_Entry] = []
+        self._protected = transcript.protected()
+
+    def add(self, edit: Edit, policy: str) -> None:
+        """Checks one edit, joins it with what is there, or leaves it out as needless."""
+        if not isinstance(edit, Edit):
+            raise PolicyError(f"policy {policy} planned a {type(edit).__name__}, not an Edit", policy=policy)
+        messages = touched(edit, self.after)
+        if messages is None:
+            raise PolicyError(f"policy {policy} names what is not in the session: {edit.target}", policy=policy)
+        for message in messages:
+            if message.id in self._protected:
+                raise PolicyError(
+                    f"policy {policy} may not edit message {message.id!r}: it is {self._protected[message.id]}",
+                    policy=policy,
+                    message_id=message.id,
+                )
+        if any(message.id in self.before.pinned for message in messages) or changes_nothing(edit, self.after):
+            return
+        place = in_message(edit, self.after)
+        edit = replace(edit, label=edit.label or policy)
+        entry = _Entry(edit, policy, frozenset(message.id for message in messages), place)
+        self.after = foresee(self.after, edit)
+        others = [other for other in self.entries if _collide(other, entry)]
+        for other in others:
+            entry = _joined(other, entry)
+        self.entries = [other for other in self.entries if other not in others] + [entry]
+
+
+def _collide(old: _Entry, new: _Entry) -> bool:
+    if isinstance(old.edit.target, Span) and isinstance(new.edit.target, Span):
+        return old.edit.target.start < new.edit.target.end and new.edit.target.start < old.edit.target.end
+    if isinstance(new.edit.target, EarlierEdit):
+        return new.edit.target == old.edit.target
+    if old.place is not None and new.place is not None and "whole" not in (old.place.part, new.place.part):
+        return bool(old.ids & new.ids) and old.place.part == new.place.part
+    return bool(old.ids & new.ids)
+
+
+def _joined(old: _Entry, new: _Entry) -> _Entry:
+    """One edit that does both. FORGET wins over AMORTIZE. Raises PolicyError when one edit can't say it."""
+    mode = Mode.FORGET if Mode.FORGET in (old.edit.mode, new.edit.mode) else Mode.AMORTIZE
+    label = new.edit.label if old.edit.label == new.edit.label else f"{old.edit.label}+{new.edit.label}"
+    both = replace(new.edit, mode=mode, label=label, allow_sink=old.edit.allow_sink or new.edit.allow_sink)
+    policy = new.policy if old.policy == new.policy else f"{old.policy}+{new.policy}"
+    if isinstance(new.edit.target, EarlierEdit) or (
+        new.place is not None
+        and old.place is not None
+        and not new.place.partial
+        and new.place.part != "content"
+        and old.place.part in (new.place.part, "content", "reasoning")
+    ):
+        return replace(new, edit=both, policy=policy)
+    if old.place is not None and new.place is not None and not new.place.partial:
+        if old.place.part == new.place.part:
+            return replace(new, edit=both, policy=policy)
+        rendered = old.edit.replacement
+        if isinstance(rendered, Mapping) and (new.edit.replacement is None or isinstance(new.edit.replacement, str)):
+            merged = {**rendered, new.place.part: new.edit.replacement or ""}
+            return replace(
+                new, edit=replace(both, target=old.place, replacement=merged), place=old.place, policy=policy
+            )
+    raise PolicyError(
+        f"policy {new.policy} edits {sorted(old.ids & new.ids)}, which {old.policy} edits in the same call; "
+        "name the whole content, or put them in another order",
+        policy=new.policy,
+        message_id=min(old.ids & new.ids, default=None),
+    )
+
+
+def _check_pairs(before: Transcript, after: Transcript, policy: str) -> None:
+    """A call goes with its result or not at all."""
+    had = {call.id for call in before.unanswered()}
+    calls = {call.id for message in after for call in message.tool_calls}
+    was = {call.id for message in before for call in message.tool_calls}
+    for call in after.unanswered():
+        if call.id not in had:
+            raise PolicyError(f"policy {policy} removes the result of tool call {call.id!r} alone", policy=policy)
+    for result in after.of_role("tool"):
+        if result.tool_call_id in was and result.tool_call_id not in calls:
+            raise PolicyError(
+                f"policy {policy} removes tool call {result.tool_call_id!r} without its result",
+                policy=policy,
+                message_id=result.id,
+            )
+
+
+def pairs_of(transcript: Transcript, message_ids: Iterable[str]) -> frozenset[str]:
+    """These messages and those that they are paired with: a call's message and its results."""
+    out = set(message_ids)
+    for message in transcript:
+        results = [transcript.result_of(call.id) for call in message.tool_calls]
+        group = {message.id, *(result.id for result in results if result is not None)}
+        if group & out:
+            out |= group
+    return frozenset(out)
+
+
+def chunks(edits: Sequence[Edit], transcript: Transcript, size: int) -> list[list[int]]:
+    """Indices of the edits in calls of at most `size`, in order; spans first, and pairs in the same call.
+
+    A pair that alone is larger than `size` stays whole: the server will say so.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, edit in enumerate(edits):
+        place = in_message(edit, transcript)
+        key = "" if place is None else min(pairs_of(transcript, [place.message_id]))
+        groups.setdefault(key, []).append(index)
+    out: list[list[int]] = [[]]
+    for group in sorted(groups.values(), key=lambda g: (in_message(edits[g[0]], transcript) is not None, g[0])):
+        if out[-1] and len(out[-1]) + len(group) > size:
+            out.append([])
+        out[-1].extend(group)
+    return out
