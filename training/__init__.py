@@ -1,0 +1,1 @@
+"""How the embedded model `tiny` was made, re-runnable: `python -m training.make --out leyline_server/assets/tiny`."""
