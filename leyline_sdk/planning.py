@@ -107,33 +107,33 @@ def _collide(old: _Entry, new: _Entry) -> bool:
 
 def _joined(old: _Entry, new: _Entry) -> _Entry:
     """One edit that does both. FORGET wins over AMORTIZE. Raises PolicyError when one edit can't say it."""
-    mode = Mode.FORGET if Mode.FORGET in (old.edit.mode, new.edit.mode) else Mode.AMORTIZE
-    label = new.edit.label if old.edit.label == new.edit.label else f"{old.edit.label}+{new.edit.label}"
-    both = replace(new.edit, mode=mode, label=label, allow_sink=old.edit.allow_sink or new.edit.allow_sink)
-    policy = new.policy if old.policy == new.policy else f"{old.policy}+{new.policy}"
-    if isinstance(new.edit.target, EarlierEdit) or (
-        new.place is not None
-        and old.place is not None
-        and not new.place.partial
-        and new.place.part != "content"
-        and old.place.part in (new.place.part, "content", "reasoning")
-    ):
-        return replace(new, edit=both, policy=policy)
+    forgets = Mode.FORGET in (old.edit.mode, new.edit.mode)
+    both = replace(
+        new.edit,
+        mode=Mode.FORGET if forgets else Mode.AMORTIZE,
+        label=_named(old.edit.label, new.edit.label),
+        allow_sink=old.edit.allow_sink or new.edit.allow_sink,
+    )
+    joined = replace(new, edit=both, policy=_named(old.policy, new.policy), ids=old.ids | new.ids)
+    if isinstance(new.edit.target, EarlierEdit):
+        return joined
     if old.place is not None and new.place is not None and not new.place.partial:
-        if old.place.part == new.place.part:
-            return replace(new, edit=both, policy=policy)
-        rendered = old.edit.replacement
-        if isinstance(rendered, Mapping) and (new.edit.replacement is None or isinstance(new.edit.replacement, str)):
-            merged = {**rendered, new.place.part: new.edit.replacement or ""}
-            return replace(
-                new, edit=replace(both, target=old.place, replacement=merged), place=old.place, policy=policy
-            )
+        if new.place.part in ("whole", old.place.part):
+            return joined  # the new one covers the old one
+        rendered, text = old.edit.replacement, new.edit.replacement
+        if isinstance(rendered, Mapping) and (text is None or isinstance(text, str)):
+            both = replace(both, target=old.place, replacement={**rendered, new.place.part: text or ""})
+            return replace(joined, edit=both, place=old.place)
     raise PolicyError(
         f"policy {new.policy} edits {sorted(old.ids & new.ids)}, which {old.policy} edits in the same call; "
         "name the whole content, or put them in another order",
         policy=new.policy,
         message_id=min(old.ids & new.ids, default=None),
     )
+
+
+def _named(old: str, new: str) -> str:
+    return new if old == new else f"{old}+{new}"
 
 
 def _check_pairs(before: Transcript, after: Transcript, policy: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message as Proto
@@ -80,6 +80,11 @@ def message_to_pb(message: t.MessageLike) -> pb.Message:
             message_id=message.get("id") or "",
             reasoning=message.get("reasoning") or "",
         )
+
+
+def tool_message(call_id: str, content: str) -> dict[str, str]:
+    """The message that answers a tool call."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def content_text(content: Any) -> str:
@@ -164,6 +169,30 @@ def message_from_pb(span: pb.MessageSpan, content: bool = False) -> Message:
         edit_ids=tuple(span.edit_ids),
         open=span.open,
         text_known=content or not has_text or bool(span.text or span.reasoning),
+    )
+
+
+def appended_from_pb(spans: Sequence[pb.MessageSpan], sent: Sequence[pb.Message], raw_text: str = "") -> list[Message]:
+    """Spans of an append's answer, with the content that was sent. Results may stand in another order than sent."""
+    left = list(sent)
+    out: list[Message] = []
+    for span in spans:
+        message = message_from_pb(span)
+        match = next((m for m in left if _is_sent(span, m)), None)
+        if match is not None:
+            left.remove(match)
+            message = replace(message, text=match.content, reasoning=match.reasoning, text_known=True)
+        elif raw_text and span.role == pb.ROLE_RAW:
+            message = replace(message, text=raw_text, text_known=True)
+        out.append(message)
+    return out
+
+
+def _is_sent(span: pb.MessageSpan, message: pb.Message) -> bool:
+    return (
+        span.role == message.role
+        and span.tool_call_id == message.tool_call_id
+        and message.message_id in ("", span.message_id)
     )
 
 

@@ -1,0 +1,176 @@
+"""One session's state and operations, without I/O: the mirror, the policies, what was edited since the last reply.
+
+Owns what every operation needs before and after its call; `operations` has the operations. One owner at a time: not
+thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_sdk import errors
+from leyline_sdk import types as t
+from leyline_sdk.calls import Answer, Op, Pause, ask, new_request_id, outcome_unknown
+from leyline_sdk.edits import to_directive
+from leyline_sdk.foresee import touched
+from leyline_sdk.planning import Plan, chunks
+from leyline_sdk.planning import plan as run_policies
+from leyline_sdk.policy import Policy
+from leyline_sdk.transcript import Transcript
+from leyline_sdk.wire import (
+    cache_from_pb,
+    message_from_pb,
+    receipt_from_pb,
+    transcript_from_pb,
+)
+
+OnEdit = Callable[[t.AppliedEdit], None]
+_IDLE_WAITS = 200
+_IDLE_WAIT_S = 0.05
+
+
+class SessionCore:
+    """See the module. `limits` are the server's."""
+
+    def __init__(
+        self,
+        session_id: str,
+        transcript: Transcript,
+        limits: t.Limits,
+        policies: Sequence[Policy] = (),
+        on_edit: OnEdit | None = None,
+    ) -> None:
+        self.id = session_id
+        self.transcript = transcript
+        self.limits = limits
+        self.policies = list(policies)
+        self.on_edit = on_edit
+        self.streaming = False
+        self._stale = False
+        self.unreported: list[t.AppliedEdit] = []
+
+    # ------------------------------------------------------------ mirror
+
+    def refresh(self, wait_idle: bool = False) -> Op[None]:
+        """Fetches the session anew; with `wait_idle` not before a running Generate has ended."""
+        for _ in range(_IDLE_WAITS):
+            got = yield from ask(pb.GetSessionRequest(session_id=self.id, include_content=True), pb.GetSessionResponse)
+            if not (wait_idle and got.session.busy):
+                break
+            yield Pause(_IDLE_WAIT_S)
+        else:
+            raise errors.SessionBusy("a Generate is still running in the session", status="ABORTED", reason="BUSY")
+        self.transcript = transcript_from_pb(got.session, self.transcript.pinned)
+        self._stale = False
+
+    def ready(self) -> Op[None]:
+        """Before every call: no stream is open, and the mirror is what the server has."""
+        if self.streaming:
+            raise errors.SessionBusy(
+                "the session has an unfinished stream: take stream.final(), or leave its with block",
+                status="ABORTED",
+                reason="BUSY",
+            )
+        unknown = bool(self.policies) and any(not message.text_known for message in self.transcript)
+        if self._stale or unknown:
+            yield from self.refresh(wait_idle=self._stale)
+
+    def send(
+        self,
+        request: pb.AppendRequest | pb.ApplyDirectivesRequest | pb.UndoRequest | pb.ForkSessionRequest,
+        answer: type[Answer],
+        timeout_s: float | None = None,
+    ) -> Op[Answer]:
+        """One mutating call. When nobody knows whether it acted, the next call looks first."""
+        try:
+            return (yield from ask(request, answer, timeout_s))
+        except errors.APIError as error:
+            self._stale = self._stale or outcome_unknown(error)
+            raise
+        except GeneratorExit:
+            self._stale = True
+            raise
+
+    def lost(self) -> None:
+        """A stream ended without its last event: what the server kept of it is unknown."""
+        self.streaming = False
+        self._stale = True
+
+    # ------------------------------------------------------------ edits
+
+    def plan(self, call: str) -> Plan:
+        """What the policies would do now. Raises PolicyError."""
+        return run_policies(self.policies, self.transcript, self.limits.max_context, call)
+
+    def planned(self, call: str, wait: bool) -> Op[Plan]:
+        """What the policies want, less what had to be sent ahead because one call can't hold it."""
+        todo = self.plan(call)
+        groups = chunks(todo.edits, self.transcript, max(1, self.limits.max_directives))
+        for group in groups[:-1]:
+            yield from self.apply(_part(todo, group), wait=wait)
+        return _part(todo, groups[-1])
+
+    def apply(
+        self,
+        todo: Plan,
+        *,
+        dry_run: bool = False,
+        prefill: bool = False,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Op[t.EditResult]:
+        """One ApplyDirectives. A dry run leaves the mirror alone and reports nothing."""
+        request = pb.ApplyDirectivesRequest(
+            request_id=new_request_id(),
+            session_id=self.id,
+            directives=map(to_directive, todo.edits),
+            expected_version=self.transcript.version,
+            dry_run=dry_run,
+            prefill=prefill,
+            wait=wait,
+        )
+        got = yield from self.send(request, pb.ApplyDirectivesResponse, timeout_s)
+        if dry_run:
+            applied = self._applied(todo, got.receipts)
+        else:
+            applied = self.absorb(todo, got.receipts, got.edited, got.version)
+            self.check_length(got.num_tokens)
+            self.report(applied)
+        cache = cache_from_pb(got.cache) if got.HasField("cache") else None
+        return t.EditResult(got.version, got.num_tokens, applied, cache, got.wall_ms)
+
+    def _applied(self, todo: Plan, receipts: Sequence[pb.Receipt]) -> tuple[t.AppliedEdit, ...]:
+        out: list[t.AppliedEdit] = []
+        for edit, policy, receipt in zip(todo.edits, todo.policies, receipts, strict=True):
+            ids = tuple(message.id for message in touched(edit, self.transcript) or ())
+            out.append(t.AppliedEdit(policy, ids, receipt_from_pb(receipt)))
+        return tuple(out)
+
+    def absorb(
+        self, todo: Plan, receipts: Sequence[pb.Receipt], edited: Iterable[pb.MessageSpan], version: int
+    ) -> tuple[t.AppliedEdit, ...]:
+        """Takes the answer to `todo` into the mirror."""
+        applied = self._applied(todo, receipts)
+        self.transcript = self.transcript.after_edit(
+            [message_from_pb(span) for span in edited],
+            [message_id for receipt in receipts for message_id in receipt.removed_message_ids],
+            {message.id: message for message in todo.after},
+            version,
+        )
+        return applied
+
+    def report(self, applied: Sequence[t.AppliedEdit]) -> None:
+        """Tells whoever wants to know, at once and with the next reply. The mirror must be whole: a hook may raise."""
+        self.unreported.extend(applied)
+        if self.on_edit is not None:
+            for edit in applied:
+                self.on_edit(edit)
+
+    def check_length(self, num_tokens: int) -> None:
+        """A mirror that disagrees with the server is fetched anew before the next call."""
+        self._stale = self._stale or num_tokens != self.transcript.num_tokens
+
+
+def _part(todo: Plan, indices: Sequence[int]) -> Plan:
+    return Plan(tuple(todo.edits[i] for i in indices), tuple(todo.policies[i] for i in indices), todo.after)

@@ -1,0 +1,107 @@
+"""What a client does without a session, as operations without I/O: open, list, tokenise, ask about the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_sdk import types as t
+from leyline_sdk.calls import Op, ask, new_request_id
+from leyline_sdk.core import OnEdit, SessionCore
+from leyline_sdk.errors import ConfigError, SessionNotFound
+from leyline_sdk.policy import Policy
+from leyline_sdk.transcript import Transcript
+from leyline_sdk.wire import (
+    appended_from_pb,
+    building,
+    messages_to_pb,
+    server_info_from_pb,
+    summary_from_pb,
+    tool_to_pb,
+    transcript_from_pb,
+)
+
+_PAGE = 200
+
+
+class Service:
+    """Remembers the server's limits, which don't change while it runs."""
+
+    def __init__(self) -> None:
+        self._limits: t.Limits | None = None
+
+    def server_info(self) -> Op[t.ServerInfo]:
+        got = yield from ask(pb.GetServerInfoRequest(), pb.GetServerInfoResponse)
+        info = server_info_from_pb(got)
+        self._limits = info.limits
+        return info
+
+    def open_session(
+        self,
+        session_id: str | None,
+        *,
+        tools: Sequence[t.ToolLike],
+        system: str | None,
+        messages: t.MessageLike | Sequence[t.MessageLike],
+        policies: Sequence[Policy],
+        on_edit: OnEdit | None,
+        ttl_s: float | None,
+    ) -> Op[SessionCore]:
+        """Resumes the session of this id, or creates one. Raises ConfigError when a resumed one has other tools."""
+        wanted = [tool_to_pb(tool) for tool in tools]
+        first = [{"role": "system", "content": system}] if system is not None else []
+        sent = messages_to_pb(first) + messages_to_pb(messages)
+        limits = self._limits or (yield from self.server_info()).limits
+        transcript = (yield from _resume(session_id, wanted)) if session_id else None
+        if transcript is None:
+            with building():
+                request = pb.CreateSessionRequest(
+                    request_id=new_request_id(), session_id=session_id or "", tools=wanted, messages=sent, ttl_s=ttl_s
+                )
+            state = (yield from ask(request, pb.CreateSessionResponse)).session
+            session_id = state.session_id
+            transcript = Transcript().placed(
+                appended_from_pb(state.messages, sent), version=state.version, turn=state.turn
+            )
+        return SessionCore(session_id or "", transcript, limits, policies, on_edit)
+
+    def sessions(self) -> Op[list[t.SessionSummary]]:
+        """All pages."""
+        out: list[t.SessionSummary] = []
+        token = ""
+        while True:
+            request = pb.ListSessionsRequest(page_size=_PAGE, page_token=token)
+            got = yield from ask(request, pb.ListSessionsResponse)
+            out.extend(map(summary_from_pb, got.sessions))
+            token = got.next_page_token
+            if not token:
+                return out
+
+    def tokenize(self, text: str) -> Op[list[int]]:
+        with building():
+            request = pb.TokenizeRequest(text=text)
+        return list((yield from ask(request, pb.TokenizeResponse)).ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> Op[str]:
+        with building():
+            request = pb.DetokenizeRequest(ids=token_ids)
+        return (yield from ask(request, pb.DetokenizeResponse)).text
+
+
+def _resume(session_id: str, wanted: Sequence[pb.Tool]) -> Op[Transcript | None]:
+    """The transcript of a session that exists."""
+    try:
+        got = yield from ask(pb.GetSessionRequest(session_id=session_id, include_content=True), pb.GetSessionResponse)
+    except SessionNotFound:
+        return None
+    if wanted and _signatures(wanted) != _signatures(got.session.tools):
+        raise ConfigError(
+            f"session {session_id!r} was created with other tools: {[tool.name for tool in got.session.tools]}, "
+            f"not {[tool.name for tool in wanted]}; resume it without tools, or use another id"
+        )
+    return transcript_from_pb(got.session)
+
+
+def _signatures(tools: Sequence[pb.Tool]) -> list[tuple[str, str, object]]:
+    return [(tool.name, tool.description, json.loads(tool.parameters_json or "{}")) for tool in tools]
