@@ -82,8 +82,9 @@ class Session:
             ContextExceeded: these messages alone are larger than a session may be.
             StaleVersion, StaleLength: somebody else changed the session.
         """
-        content = messages_to_pb(messages)
-        return self._runner.run(operations.append(self._core, content, prefill=prefill, wait=wait, timeout_s=timeout_s))
+        return self._runner.run(
+            operations.append(self._core, messages=messages, prefill=prefill, wait=wait, timeout_s=timeout_s)
+        )
 
     def append_text(self, text: str, *, prefill: bool = False, wait: bool = False) -> Appended:
         """Adds text without a role."""
