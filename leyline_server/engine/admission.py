@@ -40,6 +40,13 @@ class Admission:
                 limit=limit,
                 free=self._cache.table.num_free,
             )
+        self.check_queue()
+        state.request = request
+        self.queue.append(request)
+        return request
+
+    def check_queue(self) -> None:
+        """Raises QUEUE_FULL when no more requests may wait."""
         if len(self.queue) >= self._max_queue:
             raise Refusal(
                 "QUEUE_FULL",
@@ -48,9 +55,6 @@ class Admission:
                 limit=self._max_queue,
                 retry_after_s=1,
             )
-        state.request = request
-        self.queue.append(request)
-        return request
 
     def admit(self) -> None:
         """Starts waiting requests, in order, as far as slots reach; ends cancelled ones."""

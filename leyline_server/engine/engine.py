@@ -169,6 +169,18 @@ class Engine(Protocol):
         """The kept entries of an edit take the place of [at, at + inserted)."""
         ...
 
+    def checkpoint(self, sequence: SequenceId) -> SequenceId:
+        """Remembers a sequence's list and what it could undo, for `rollback`. Ends with `rollback` or `discard`."""
+        ...
+
+    def rollback(self, sequence: SequenceId, checkpoint: SequenceId) -> None:
+        """The sequence is as it was at the checkpoint; rows that had to be evicted since are pending."""
+
+    def discard(self, checkpoint: SequenceId) -> None: ...
+
+    def check_queue(self) -> None:
+        """Raises QUEUE_FULL when `compute` and `generate` would."""
+
     def compute(self, sequence: SequenceId, listener: Listener) -> Request:
         """Queues the computation of all pending entries. Raises POOL_EXCEEDED, QUEUE_FULL."""
         ...

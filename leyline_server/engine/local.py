@@ -75,8 +75,7 @@ class LocalEngine:
     def close(self, sequence: SequenceId) -> int:
         state = self._idle(sequence)
         del self.sequences[sequence]
-        for key in self.cache.kept.keys(sequence):
-            self.cache.release_cached(self.cache.kept.drop(key))
+        self._drop_kept(sequence)
         return self.cache.release(state.rows.slots)
 
     def length(self, sequence: SequenceId) -> int:
@@ -157,6 +156,33 @@ class LocalEngine:
         self.cache.release(r_slots)
         return Restored(len(ids), int(np.count_nonzero(slots >= 0)))
 
+    def checkpoint(self, sequence: SequenceId) -> SequenceId:
+        # Kept like the rows of an edit, by an owner that is no sequence: evicted last, and never in use.
+        state, owner = self._idle(sequence), -self._next_id
+        self._next_id += 1
+        self.cache.kept.copy(sequence, owner)
+        self.cache.kept.keep((owner, ""), state.rows.ids, state.rows.slots, self.cache.tick())
+        return owner
+
+    def rollback(self, sequence: SequenceId, checkpoint: SequenceId) -> None:
+        state = self._idle(sequence)
+        ids, slots = self.cache.kept.get((checkpoint, ""))
+        self.cache.retain(slots)
+        gone = state.rows.slots
+        state.rows = Rows.empty().spliced(0, 0, ids, slots)
+        self.cache.release(gone)
+        self._drop_kept(sequence)
+        self.cache.kept.copy(checkpoint, sequence)
+        self.cache.release_cached(self.cache.kept.drop((sequence, "")))
+        self.discard(checkpoint)
+
+    def discard(self, checkpoint: SequenceId) -> None:
+        self._drop_kept(checkpoint)
+
+    def _drop_kept(self, owner: SequenceId) -> None:
+        for key in self.cache.kept.keys(owner):
+            self.cache.release_cached(self.cache.kept.drop(key))
+
     def _held_elsewhere(self, state: SequenceState, span: Slots, tail: Slots, edit: RowEdit) -> tuple[SequenceId, ...]:
         """The other sequences of the namespace that hold some of what a FORGET drops."""
         if not edit.forget:
@@ -173,6 +199,9 @@ class LocalEngine:
         return tuple(found)
 
     # ------------------------------------------------------------ requests
+
+    def check_queue(self) -> None:
+        self._admission.check_queue()
 
     def compute(self, sequence: SequenceId, listener: Listener) -> LocalRequest:
         return self._admission.submit(LocalRequest(self._idle(sequence), listener))

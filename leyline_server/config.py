@@ -1,0 +1,85 @@
+"""The server's settings: flags, environment, file, defaults, in that order of precedence.
+
+Owns their names, bounds and help; knows nothing of what they configure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+_HELP = """Serves one MLA model whose KV cache can be edited while it lives.
+
+Every setting can be a flag (--max-context 8192), an environment variable (LEYLINE_SERVER_MAX_CONTEXT=8192), or a line
+of the TOML file named by --config (max_context = 8192); flags win over the environment, the environment over the file.
+Ctrl-C drains: running calls end, new ones are refused."""
+
+
+class ServerConfig(BaseSettings):
+    __doc__ = _HELP
+
+    model_config = SettingsConfigDict(
+        env_prefix="LEYLINE_SERVER_",
+        cli_prog_name="leyline-server",
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="a TOML file with settings")
+    model: str = Field("tiny", description="a checkpoint directory, a hub id, or 'tiny': the model in the package")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of weights and cache; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    slots: int | None = Field(
+        None, ge=16, description="tokens the pool holds; unset: what memory_fraction of the free memory holds"
+    )
+    memory_fraction: float = Field(0.8, gt=0, lt=1, description="of the free device memory that the pool may take")
+    max_context: int | None = Field(None, ge=16, description="tokens in one session; unset: what model and pool allow")
+    prefill_chunk: int = Field(512, ge=1, description="tokens computed in one step, all sessions together")
+    max_sessions: int = Field(1024, ge=1, description="sessions held at once")
+    max_queue: int = Field(64, ge=0, description="requests that may wait for slots, and calls for one session")
+    session_ttl: float = Field(3600, gt=0, description="seconds without a call after which a session is closed")
+    default_max_tokens: int = Field(1024, ge=1, description="tokens of a Generate that names no max_tokens")
+    max_replacement: int = Field(4096, ge=1, description="tokens in one R")
+    max_directives: int = Field(256, ge=1, description="directives in one call")
+    remembered_requests: int = Field(4096, ge=1, description="request ids whose answers are kept for retries")
+    api_keys: dict[str, str] = Field(
+        default_factory=dict, description="key=tenant pairs; without any, everybody is tenant 'default'"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of the model; unset: torch's choice")
+    drain: float = Field(10, ge=0, description="seconds that running calls get at Ctrl-C")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged to stderr")
+
+
+def load_config(args: Sequence[str]) -> ServerConfig:
+    """Reads flags, environment and file. `--help` prints and exits; a bad value raises pydantic's ValidationError."""
+    flags = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
+    environment = EnvSettingsSource(ServerConfig)
+    path = flags().get("config") or environment().get("config")
+    sources: list[PydanticBaseSettingsSource] = [flags, environment]
+    if path:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no config file {path}")
+        sources.append(TomlConfigSettingsSource(ServerConfig, Path(path)))
+    values: dict[str, object] = {}
+    for source in reversed(sources):
+        values |= source()
+    return ServerConfig.model_validate(InitSettingsSource(ServerConfig, values)())

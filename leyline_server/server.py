@@ -1,0 +1,203 @@
+"""Puts the server together: model, pool, engine, sessions, gRPC; starts it and drains it.
+
+Owns the order of start and stop. Everything it wires is elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto import leyline_pb2_grpc
+from leyline_proto.once import MAX_ID_BYTES
+from leyline_server.config import ServerConfig
+from leyline_server.engine.local import LocalEngine
+from leyline_server.model.chat.select import select_format
+from leyline_server.model.chat.template import load_renderer
+from leyline_server.model.load import LoadedModel, load
+from leyline_server.model.tokenizer import TextTokenizer
+from leyline_server.service import LeylineService
+from leyline_server.sessions.host import Host
+from leyline_server.sessions.session import ServedFormat, Serving
+from leyline_server.sessions.store import SessionStore
+from leyline_server.sizing import choose_device, choose_dtype, choose_slots
+from leyline_server.worker import EngineThread
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+SINK_TOKENS = 4
+MAX_MESSAGE_BYTES = 64 << 20
+_SERVICE = pb.DESCRIPTOR.services_by_name["Leyline"].full_name
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A server that is built and not yet listening."""
+
+    config: ServerConfig
+    model: LoadedModel
+    engine: LocalEngine
+    serving: Serving
+    store: SessionStore
+    info: pb.GetServerInfoResponse
+
+
+def build(config: ServerConfig) -> Parts:
+    """Loads the model and makes everything up to the sessions. Raises ModelRefused, TokenizerError."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = choose_device(config.device)
+    path = str(TINY) if config.model == "tiny" else config.model
+    model = load(path, choose_dtype(config.dtype, device), device)
+    tokenizer = TextTokenizer.from_dir(model.path)
+    format = select_format(
+        tokenizer,
+        model.config.model_type,
+        load_renderer(model.path),
+        model.config.vocab_size,
+        _stop_ids(model.config.eos_token_id),
+    )
+    num_slots = choose_slots(config, model)
+    max_context = min(config.max_context or num_slots, num_slots, model.config.max_position_embeddings)
+    engine = LocalEngine(
+        model, num_slots, config.prefill_chunk, config.max_queue, min(tokenizer.vocab_size, model.config.vocab_size)
+    )
+    limits = pb.Limits(
+        max_context=max_context,
+        num_slots=num_slots,
+        max_replacement=config.max_replacement,
+        max_directives=config.max_directives,
+        max_sessions=config.max_sessions,
+        max_queue=config.max_queue,
+        max_id_bytes=MAX_ID_BYTES,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        sink_tokens=SINK_TOKENS,
+        max_stop_strings=16,
+    )
+    serving = Serving(
+        engine,
+        format,
+        limits,
+        model.digest,
+        config.default_max_tokens,
+        config.session_ttl,
+        tokenizer.detokenizer,
+    )
+    store = SessionStore(serving, config.remembered_requests)
+    return Parts(config, model, engine, serving, store, _info(config, model, format, limits))
+
+
+class Server:
+    """A built server on its way: `start`, then `wait` or `stop`. Lives on one event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self.crashed = False
+        self._thread = EngineThread(parts.engine, parts.store.expire, self._engine_crashed)
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        service = LeylineService(
+            self._thread,
+            Host(parts.serving, parts.store),
+            parts.serving,
+            parts.info,
+            parts.config.api_keys,
+        )
+        leyline_pb2_grpc.add_LeylineServicer_to_server(service, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listens. Raises RuntimeError when the address is taken."""
+        config = self._parts.config
+        port = self._grpc.add_insecure_port(f"{config.host}:{config.port}")
+        self.address = f"{config.host}:{port}"
+        self._thread.start()
+        await self._grpc.start()
+        for name in ("", _SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait(self) -> None:
+        """Until `stop` was called or the engine crashed."""
+        await self._stopped.wait()
+
+    def request_stop(self) -> None:
+        self._stopped.set()
+
+    async def stop(self) -> None:
+        """Drains: refuses new calls, lets running ones end for `drain` seconds, then cancels them."""
+        self._parts.store.closing = True
+        await self._health.enter_graceful_shutdown()
+        await self._grpc.stop(self._parts.config.drain)
+        await asyncio.to_thread(self._thread.stop)
+
+    def _engine_crashed(self) -> None:
+        self.crashed = True
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+
+def _stop_ids(eos: int | list[int] | None) -> frozenset[int]:
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _info(
+    config: ServerConfig, model: LoadedModel, format: ServedFormat, limits: pb.Limits
+) -> pb.GetServerInfoResponse:
+    lacking = format.lacking
+    reasons = {
+        "APPEND": "",
+        "FORGET": "",
+        "AMORTIZE": model.rotary.reason,
+        "MESSAGES": lacking.get("MESSAGES", ""),
+        "TOOLS": lacking.get("TOOLS", ""),
+        "REASONING": lacking.get("REASONING", ""),
+        "CONSTRAINED_OUTPUT": "sampling has no grammar",
+    }
+    supports = [pb.Support(feature=f, supported=not why, reason=why) for f, why in reasons.items()]
+    supports += [
+        pb.Support(feature="TEMPLATE", supported=False, reason=difference) for difference in format.differences
+    ]
+    return pb.GetServerInfoResponse(
+        model=pb.ModelInfo(
+            name=config.model,
+            architecture=model.config.model_type,
+            digest=model.digest,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            vocab_size=model.config.vocab_size,
+            rotary_layout=model.rotary.layout or "",
+            chat_format=format.name,
+        ),
+        limits=limits,
+        supports=supports,
+        server_version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("leyline")
+    except metadata.PackageNotFoundError:
+        return "uninstalled"

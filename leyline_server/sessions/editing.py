@@ -1,0 +1,139 @@
+"""Directives and undos on a session: the conversation's value and the engine's list change together.
+
+Every check is made before anything changes, so an edit is all or none. Called by the engine's thread alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto.conversation import AppliedCut, Conversation
+from leyline_proto.directives import Cut, resolve
+from leyline_proto.edit_log import EditRecord
+from leyline_server.engine.engine import RowEdit, RowReceipt, SequenceId
+from leyline_server.sessions.session import Serving, Session
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEdits:
+    """Checked directives that have changed nothing yet. `after` is the conversation with them."""
+
+    cuts: list[Cut]
+    applied: dict[int, AppliedCut]  # by the index of the directive
+    rows: list[RowEdit]
+    after: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The outcome of directives: receipts in their order, and the changed messages as they stand."""
+
+    receipts: list[pb.Receipt]
+    messages: list[pb.MessageSpan]
+
+
+def plan(serving: Serving, session: Session, directives: Sequence[pb.Directive]) -> PlannedEdits:
+    """Directives as one version; none of them, the version as it is. Raises what `resolve` and `edit` raise."""
+    before = session.conversation
+    if not directives:
+        return PlannedEdits([], {}, [], before)
+    cuts = resolve(directives, before.table, before.log, serving.rules(session), before.tools)
+    hashes = [_hash(serving.engine.ids(session.sequence, cut.start, cut.end)) for cut in cuts]
+    after, applied = before.edit(cuts, hashes)
+    by_index = {item.index: item for item in applied}
+    rows = [_row_edit(cut, by_index[index], after) for index, cut in enumerate(cuts)]
+    return PlannedEdits(cuts, by_index, rows, after)
+
+
+def carry_out(
+    serving: Serving, session: Session, planned: PlannedEdits, names: dict[SequenceId, str], dry_run: bool = False
+) -> Edited:
+    """Changes list and conversation; with `dry_run` only says what would change.
+
+    names: the tenant's sessions by sequence, for `held_elsewhere`.
+    """
+    if not planned.cuts:
+        return Edited([], [])
+    receipts = serving.engine.splice(session.sequence, planned.rows, dry_run)
+    if not dry_run:
+        session.conversation = planned.after
+    return Edited(
+        [
+            _receipt(cut, planned.applied[index], row, names, dry_run)
+            for index, (cut, row) in enumerate(zip(planned.cuts, receipts, strict=True))
+        ],
+        planned.after.edited(list(planned.applied.values())),
+    )
+
+
+def undo(serving: Serving, session: Session, edit_id: str) -> pb.UndoResponse:
+    """Raises UNKNOWN_EDIT, NOT_UNDOABLE, UNPAIRED_TOOL_CALL."""
+    after, record = session.conversation.undo(edit_id)
+    restored = serving.engine.undo(session.sequence, edit_id, record.at, record.inserted)
+    session.conversation = after
+    return pb.UndoResponse(
+        version=after.version,
+        num_tokens=len(after.table),
+        restored=restored.restored,
+        restored_with_kv=restored.with_kv,
+        exact_upto=serving.engine.exact_upto(session.sequence),
+        session=state(serving, session),
+    )
+
+
+def state(serving: Serving, session: Session) -> pb.SessionState:
+    """The session as its client mirrors it, without tokens and content."""
+    out = session.conversation.state()
+    out.num_pending = serving.engine.num_pending(session.sequence)
+    out.exact_upto = serving.engine.exact_upto(session.sequence)
+    out.busy = session.run is not None
+    return out
+
+
+def _hash(ids: Sequence[int]) -> str:
+    return str(xxhash.xxh64_hexdigest(np.asarray(ids, "<i4").tobytes()))
+
+
+def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:
+    if cut.mode != pb.MODE_FORGET:
+        return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id)
+    live = after.log.live
+    here = next(index for index, record in enumerate(live) if record.edit_id == applied.edit_id)
+    forgotten = _ids_within(live[here].covered)
+    if cut.forgets:
+        record, _, _ = after.log.find(cut.forgets)
+        forgotten += (record.edit_id, *_ids_within(record.covered))
+    return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id, True, forgotten, _ids_within(live[here + 1 :]))
+
+
+def _ids_within(records: Sequence[EditRecord]) -> tuple[str, ...]:
+    """These edits and all that they cover."""
+    found: list[str] = []
+    for record in records:
+        found += [record.edit_id, *_ids_within(record.covered)]
+    return tuple(found)
+
+
+def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: dict[SequenceId, str], dry_run: bool) -> pb.Receipt:
+    return pb.Receipt(
+        edit_id="" if dry_run else applied.edit_id,
+        mode=cut.mode,
+        at=row.at,
+        removed=row.removed,
+        inserted=row.inserted,
+        shift=row.inserted - row.removed,
+        kept=row.kept,
+        turned=row.turned,
+        to_compute=row.to_compute,
+        freed=row.freed,
+        exact_upto=row.exact_upto,
+        influence_remains=row.influence_remains,
+        held_elsewhere=sorted(names[s] for s in row.held_elsewhere if s in names),
+        removed_message_ids=applied.removed_message_ids,
+        label=cut.label,
+    )

@@ -1,0 +1,85 @@
+"""A session on the server: its conversation, its sequence in the engine, and who is busy with it.
+
+Owns nothing but these references. Touched by the engine's thread alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto.chat_format import ChatFormat
+from leyline_proto.conversation import Conversation
+from leyline_proto.directives import Rules
+from leyline_server.engine.engine import Engine, SequenceId
+from leyline_server.model.chat import BodyStream
+from leyline_server.model.tokenizer import Detokenizer
+
+
+class ServedFormat(ChatFormat, Protocol):
+    """A chat format with what serving needs beyond the rules."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """Features this format can't say, each with the reason."""
+        ...
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Where it parts from the checkpoint's own template."""
+        ...
+
+    def content(self, role: pb.Role.ValueType, ids: list[int]) -> str: ...
+
+    def stream(self) -> BodyStream: ...
+
+
+class Run(Protocol):
+    """A compute or generate that keeps a session busy."""
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    tenant: str
+    conversation: Conversation
+    sequence: SequenceId
+    used: float  # time.monotonic of the last call
+    ttl_s: float
+    run: Run | None = None
+    closed: bool = False
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+    @property
+    def id(self) -> str:
+        return self.conversation.session_id
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What all sessions share."""
+
+    engine: Engine
+    format: ServedFormat
+    limits: pb.Limits
+    model_digest: str
+    default_max_tokens: int
+    default_ttl_s: float
+    detokenizer: Callable[[], Detokenizer]
+
+    def rules(self, session: Session) -> Rules:
+        return Rules(
+            self.format,
+            self.limits.max_replacement,
+            self.limits.max_directives,
+            self.limits.sink_tokens,
+            lambda start, end: self.engine.ids(session.sequence, start, end),
+            self.engine.amortize_refused,
+        )

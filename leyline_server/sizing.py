@@ -1,0 +1,53 @@
+"""How large the pool is and where it lives, from what the machine has.
+
+Owns these three choices. Asks torch and the operating system; changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import torch
+
+from leyline_server.cache.pool import Pool
+from leyline_server.config import ServerConfig
+from leyline_server.model.load import LoadedModel
+
+_MAX_CPU_SLOTS: Final = 1 << 16
+"""A CPU attends over far fewer tokens than its memory holds; more has to be asked for."""
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def choose_slots(config: ServerConfig, model: LoadedModel) -> int:
+    """Tokens the pool holds: as asked, or what the share of free memory holds.
+
+    Raises MemoryError when not even that is room for 16 tokens.
+    """
+    if config.slots is not None:
+        return config.slots
+    shape = model.config
+    row = Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
+    slots = int(_free_bytes(model.device) * config.memory_fraction) // row
+    if model.device.type == "cpu":
+        slots = min(slots, _MAX_CPU_SLOTS)
+    if slots < 16:
+        raise MemoryError(f"the free memory of {model.device} has no room for a pool: one token takes {row} bytes")
+    return slots
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
