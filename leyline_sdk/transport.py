@@ -24,8 +24,12 @@ class ResponseStream(Iterator[pb.GenerateResponse], Protocol):
         ...
 
 
-class AsyncResponseStream(AsyncIterator[pb.GenerateResponse], Protocol):
+class AsyncResponseStream(Protocol):
     """As ResponseStream."""
+
+    def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
+
+    async def __anext__(self) -> pb.GenerateResponse: ...
 
     def cancel(self) -> None: ...
 
