@@ -35,7 +35,7 @@ def parse_body(ids: Sequence[int], layout: Layout, tokenizer: TextTokenizer) -> 
         reasoning="".join(tokenizer.decode(s.ids) for s in segments if s.zone is Zone.REASONING),
         parts=_parts(segments, half),
         calls=tuple(_read_call(s, layout, tokenizer) for s in segments if s.zone is Zone.CALL),
-        closed=bool(segments) and segments[-1].zone is Zone.END,
+        closed=len(ids) > 0 and ids[-1] == layout.end,
         half_call=half,
     )
 
@@ -107,7 +107,8 @@ class BodyStream:
         self._detokenizer = tokenizer.detokenizer()
         self._lead = layout.family.assistant.lead
         self._current: Segment | None = None
-        self._held = ""
+        self._held = ""  # the blank start of a gap
+        self._blank = True
 
     def push(self, token_id: int) -> StreamDelta:
         segment = self._scanner.push(token_id)
@@ -118,27 +119,23 @@ class BodyStream:
             self._current = segment
         if segment.zone is Zone.REASONING:
             reasoning += self._detokenizer.push(token_id)
-        elif segment.zone is Zone.TEXT:
-            text += self._unled(self._detokenizer.push(token_id))
-        elif segment.zone is Zone.GAP:
+        elif segment.zone in (Zone.TEXT, Zone.GAP):
             self._held += self._detokenizer.push(token_id)
-            if self._held.strip():
+            if segment.zone is Zone.TEXT or not self._blank or self._held.strip():
                 text += self._unled(self._held)
-                self._held = ""
+                self._held, self._blank = "", False
         return StreamDelta(text, reasoning)
 
     def flush(self) -> StreamDelta:
         """What the current segment still holds. Call it when the ids end."""
         rest = self._detokenizer.flush()
-        segment, held = self._current, self._held
-        self._current, self._held = None, ""
-        if segment is None:
-            return StreamDelta()
-        if segment.zone is Zone.REASONING:
+        segment, held, blank = self._current, self._held + rest, self._blank
+        self._current, self._held, self._blank = None, "", True
+        if segment is not None and segment.zone is Zone.REASONING:
             return StreamDelta(reasoning=rest)
-        if segment.zone is Zone.GAP and not (held + rest).strip():
+        if blank and not held.strip():
             return StreamDelta()
-        return StreamDelta(text=self._unled(held + rest))
+        return StreamDelta(text=self._unled(held))
 
     def _unled(self, text: str) -> str:
         """`text` without the lead of the very first text."""

@@ -52,10 +52,10 @@ def same_plain_conversation(fmt: FamilyFormat, tokenizer: TextTokenizer, rendere
     """Why this is not the template's format; empty when system, user and assistant have the same ids in both."""
     for messages in (_PLAIN, _NO_SYSTEM):
         try:
-            theirs = tokenizer.encode_marked(renderer(_dicts(messages), (), True))
+            theirs = tokenizer.encode_marked(renderer(_dicts(messages), (), False))
         except TemplateFailed as error:
             return f"the template fails on a plain conversation: {error}"
-        ours = [token for ids in _rendered(fmt, messages) for token in ids] + list(fmt.open_assistant(False).ids)
+        ours = [token for ids in _rendered(fmt, messages) for token in ids]
         if ours != theirs:
             at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), -1)
             at = min(len(ours), len(theirs)) if at < 0 else at
@@ -67,7 +67,7 @@ def same_plain_conversation(fmt: FamilyFormat, tokenizer: TextTokenizer, rendere
 
 def differences(fmt: FamilyFormat, tokenizer: TextTokenizer, renderer: Renderer) -> list[str]:
     """Where the template and this format part, beyond the plain conversation; one sentence each."""
-    found: list[str] = []
+    found = _generation_prompt(fmt, renderer)
     text = renderer(_dicts(_PUNCTUATED), (), False)
     ours = [token for ids in _rendered(fmt, _PUNCTUATED) for token in ids]
     if fmt.decode(ours) == text and ours != tokenizer.encode_marked(text):
@@ -79,6 +79,14 @@ def differences(fmt: FamilyFormat, tokenizer: TextTokenizer, renderer: Renderer)
     if "TOOLS" not in fmt.lacking:
         found += _tool_list(fmt, renderer)
     return list(dict.fromkeys(found))
+
+
+def _generation_prompt(fmt: FamilyFormat, renderer: Renderer) -> list[str]:
+    closed, opened = (renderer(_dicts(_PLAIN), (), prompt) for prompt in (False, True))
+    theirs, ours = opened.removeprefix(closed), fmt.decode(fmt.open_assistant(False).ids)
+    if theirs == ours:
+        return []
+    return [f"before an answer the template writes {_show(theirs)}, this format {_show(ours)}"]
 
 
 def _message_by_message(fmt: FamilyFormat, messages: Sequence[pb.Message], renderer: Renderer) -> list[str]:
@@ -115,9 +123,7 @@ def _tool_list(fmt: FamilyFormat, renderer: Renderer) -> list[str]:
         except TemplateFailed as error:
             return [*found, f"the template refuses tools{where}: {error}"]
         if theirs == bare:
-            found.append(
-                f"the template drops the tools' schemas{where}; this format lists them after the system prompt"
-            )
+            found.append(f"the template drops tools' schemas{where}; this format lists them after the system prompt")
         elif theirs != ours:
             found.append(f"tools' schemas{where}: the template writes {_show(theirs)}, this format {_show(ours)}")
     return found
