@@ -49,7 +49,15 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
             stats = self._serving.engine.stats()
             out = pb.GetServerInfoResponse()
             out.CopyFrom(self._info)
-            pool = pb.PoolStats(num_slots=stats.num_slots, free=stats.free, in_use=stats.in_use, cached=stats.cached)
+            pool = pb.PoolStats(
+                num_slots=stats.num_slots,
+                free=stats.free,
+                in_use=stats.in_use,
+                cached=stats.cached,
+                rows_computed=stats.rows_computed,
+                running=stats.running,
+                queued=stats.queued,
+            )
             out.pool.CopyFrom(pool)
             return out
 

@@ -453,12 +453,21 @@ class PoolStats(_message.Message):
     FREE_FIELD_NUMBER: _builtins.int
     IN_USE_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    ROWS_COMPUTED_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
     num_slots: _builtins.int
     free: _builtins.int
     in_use: _builtins.int
     """held by at least one session"""
     cached: _builtins.int
     """held by the prefix tree or for undo alone: evicted before anything is refused"""
+    rows_computed: _builtins.int
+    """since the server started, counted where the model is called"""
+    running: _builtins.int
+    """requests that compute now"""
+    queued: _builtins.int
+    """requests that wait for slots"""
     def __init__(
         self,
         *,
@@ -466,10 +475,13 @@ class PoolStats(_message.Message):
         free: _builtins.int = ...,
         in_use: _builtins.int = ...,
         cached: _builtins.int = ...,
+        rows_computed: _builtins.int = ...,
+        running: _builtins.int = ...,
+        queued: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "in_use", b"in_use", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "in_use", b"in_use", "num_slots", b"num_slots", "queued", b"queued", "rows_computed", b"rows_computed", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1608,7 +1620,7 @@ class GenerateRequest(_message.Message):
     expected_version: _builtins.int
     expected_len: _builtins.int
     max_tokens: _builtins.int
-    """absent: what fits"""
+    """absent: the server's default, or what fits"""
     wait: _builtins.bool
     raw: _builtins.bool
     """continue the list as it is: opens no assistant message"""
@@ -1892,7 +1904,7 @@ class Usage(_message.Message):
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     QUEUED_MS_FIELD_NUMBER: _builtins.int
     context: _builtins.int
-    """tokens in the session"""
+    """tokens in the session when the call was admitted"""
     computed: _builtins.int
     """rows computed before the first token"""
     reused: _builtins.int
