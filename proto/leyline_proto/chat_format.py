@@ -69,8 +69,8 @@ class ChatFormat(Protocol):
         """The marker after which the model speaks."""
         ...
 
-    def close_assistant(self) -> Rendered:
-        """The end marker of an assistant's message."""
+    def close_assistant(self, parts: Sequence[Part] = ()) -> Rendered:
+        """The end of an assistant's message whose body has these parts: what still has to close, and the end marker."""
         ...
 
     def parse(self, ids: Sequence[int]) -> ParsedBody:

@@ -7,7 +7,6 @@ and assigns the value, or does neither. It does not know KV, slots or threads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,9 +14,10 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto.chat_format import ChatFormat, ParsedBody
 from leyline_proto.directives import Cut, check_vocabulary
 from leyline_proto.edit_log import EditLog, EditRecord
-from leyline_proto.once import check_id
+from leyline_proto.messages import check_message
 from leyline_proto.refusal import Refusal
-from leyline_proto.spans import CALL, TEXT, Call, MessageEntry, Part, Piece, SpanTable, check_pairs
+from leyline_proto.spans import CALL, TEXT, Call, MessageEntry, Part, Piece, SpanTable
+from leyline_proto.tool_pairs import answering, check_pairs, in_call_order, refuse_unanswered
 
 _TOOL, _ASSISTANT = pb.ROLE_TOOL, pb.ROLE_ASSISTANT
 
@@ -71,7 +71,7 @@ class Conversation:
         conversation, change = self._closed(format)
         entries: list[MessageEntry] = list(change.entries)
         ids: list[int] = list(change.ids)
-        for message in _in_call_order(messages, conversation.table):
+        for message in in_call_order(messages, conversation.table):
             conversation, entry, rendered = conversation._appended(message, format)
             entries.append(entry)
             ids.extend(rendered)
@@ -82,7 +82,7 @@ class Conversation:
         if not ids:
             raise Refusal("INVALID_ARGUMENT", "there is nothing to append", field="content")
         check_vocabulary(ids, format.vocab_size)
-        self._refuse_unanswered("content without a role")
+        refuse_unanswered(self.table, "content without a role")
         conversation, change = self._closed(format)
         conversation, message_id = conversation._fresh_id("m")
         entry = MessageEntry(message_id, pb.ROLE_RAW, (Part(TEXT, len(ids)),), self.turn)
@@ -98,17 +98,20 @@ class Conversation:
         parts = list(last.parts)
         if parts[-1].kind == CALL and not parts[-1].call_id:
             drop = parts.pop().length
-        end = format.close_assistant()
+        end = format.close_assistant(parts)
         closed = replace(last, parts=(*parts, *end.parts), open=False)
         return replace(self, table=self.table.with_last(closed)), TailChange(end.ids, (closed,), drop)
 
     def _appended(self, message: pb.Message, format: ChatFormat) -> tuple[Conversation, MessageEntry, tuple[int, ...]]:
+        check_message(message)
         conversation, message_id = self._named(message)
         tool_name = ""
         if message.role == _TOOL:
-            tool_name = self._answering(message.tool_call_id).name
+            tool_name = answering(self.table, message.tool_call_id).name
         else:
-            self._refuse_unanswered(f"a message of role {pb.Role.Name(message.role).removeprefix('ROLE_').lower()}")
+            refuse_unanswered(
+                self.table, f"a message of role {pb.Role.Name(message.role).removeprefix('ROLE_').lower()}"
+            )
         conversation, calls = conversation._calls_of(message)
         first = not self.table.messages
         tools = self.tools if first else ()
@@ -125,15 +128,6 @@ class Conversation:
         return replace(conversation, table=self.table.appended(entry)), entry, rendered.ids
 
     def _named(self, message: pb.Message) -> tuple[Conversation, str]:
-        if message.role not in (pb.ROLE_SYSTEM, pb.ROLE_USER, _ASSISTANT, _TOOL):
-            raise Refusal(
-                "INVALID_ARGUMENT", "a message needs a role: system, user, assistant or tool", field="message.role"
-            )
-        if message.role != _ASSISTANT and (message.tool_calls or message.reasoning):
-            raise Refusal("INVALID_ARGUMENT", "only an assistant message has calls or reasoning", field="tool_calls")
-        if message.role != _TOOL and message.tool_call_id:
-            raise Refusal("INVALID_ARGUMENT", "only a tool message has a tool_call_id", field="tool_call_id")
-        check_id("message_id", message.message_id)
         if not message.message_id:
             return self._fresh_id("m")
         if any(entry.id == message.message_id for entry in self.table.messages):
@@ -144,53 +138,11 @@ class Conversation:
             )
         return self, message.message_id
 
-    def _answering(self, call_id: str) -> Call:
-        waiting = self.table.unanswered()
-        call = self.table.calls().get(call_id)
-        if call is None or call_id in self.table.answered():
-            names = ", ".join(c.id for c in waiting) or "none"
-            raise Refusal(
-                "UNKNOWN_TOOL_CALL",
-                f"no tool call {call_id!r} waits for a result; waiting: {names}",
-                call_id=call_id,
-                waiting=",".join(c.id for c in waiting),
-            )
-        if waiting and waiting[0].id != call_id and call.valid:
-            raise Refusal(
-                "INVALID_ARGUMENT",
-                f"the result of {call_id!r} comes before that of {waiting[0].id!r}; results stand in the order of "
-                "their calls, send them together or in that order",
-                call_id=call_id,
-                next_call_id=waiting[0].id,
-            )
-        return call
-
-    def _refuse_unanswered(self, what: str) -> None:
-        waiting = self.table.unanswered()
-        if waiting:
-            names = ", ".join(call.id for call in waiting)
-            raise Refusal(
-                "UNANSWERED_TOOL_CALL",
-                f"{what} can't follow unanswered tool calls: {names}",
-                call_ids=",".join(call.id for call in waiting),
-            )
-
     def _calls_of(self, message: pb.Message) -> tuple[Conversation, tuple[Call, ...]]:
         conversation = self
         taken = set(self.table.calls())
         calls: list[Call] = []
         for call in message.tool_calls:
-            check_id("tool call id", call.id)
-            if not call.name:
-                raise Refusal("INVALID_ARGUMENT", "a tool call has no name", field="tool_calls.name")
-            error = json_object_error(call.arguments_json)
-            if error:
-                raise Refusal(
-                    "INVALID_ARGUMENT",
-                    f"the arguments of tool call {call.name!r} are not a JSON object: {error}",
-                    field="arguments_json",
-                    call_id=call.id,
-                )
             call_id = call.id
             if not call_id:
                 conversation, call_id = conversation._fresh_id("call_")
@@ -216,7 +168,7 @@ class Conversation:
         """
         if not self.table.messages:
             raise Refusal("EMPTY_SESSION", "the session is empty: append something before Generate")
-        self._refuse_unanswered("Generate")
+        refuse_unanswered(self.table, "Generate")
         if raw:
             conversation, message_id = self._fresh_id("m")
             entry = MessageEntry(message_id, pb.ROLE_RAW, (), self.turn)
@@ -355,48 +307,3 @@ def _span(entry: MessageEntry, start: int) -> pb.MessageSpan:
             if call.valid
         ],
     )
-
-
-def _in_call_order(messages: Sequence[pb.Message], table: SpanTable) -> list[pb.Message]:
-    """Results of one call arrive in any order; in the list they stand in the order of their calls."""
-    order = {call_id: index for index, call_id in enumerate(table.calls())}
-    for message in messages:
-        for call in message.tool_calls:
-            order.setdefault(call.id, len(order))
-    out: list[pb.Message] = []
-    results: list[pb.Message] = []
-    for message in messages:
-        if message.role == _TOOL:
-            results.append(message)
-        else:
-            out += sorted(results, key=lambda m: order.get(m.tool_call_id, -1))
-            results = []
-            out.append(message)
-    return out + sorted(results, key=lambda m: order.get(m.tool_call_id, -1))
-
-
-def check_tools(tools: Sequence[pb.Tool]) -> None:
-    """Raises INVALID_ARGUMENT for a nameless or repeated tool, or a schema that is not a JSON object."""
-    names: set[str] = set()
-    for tool in tools:
-        check_id("tool name", tool.name, required=True)
-        if tool.name in names:
-            raise Refusal("INVALID_ARGUMENT", f"tool {tool.name!r} is given twice", field="tools", tool=tool.name)
-        names.add(tool.name)
-        error = json_object_error(tool.parameters_json or "{}")
-        if error:
-            raise Refusal(
-                "INVALID_ARGUMENT",
-                f"the parameters of tool {tool.name!r} are not a JSON object: {error}",
-                field="parameters_json",
-                tool=tool.name,
-            )
-
-
-def json_object_error(text: str) -> str:
-    """Why `text` is not a JSON object; empty when it is one."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return str(error)
-    return "" if isinstance(value, dict) else f"it is a {type(value).__name__}"

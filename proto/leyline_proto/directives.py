@@ -219,7 +219,7 @@ def _render_anew(
         )
     if new.role == pb.ROLE_TOOL and new.tool_call_id not in ("", old.tool_call_id):
         raise Refusal("INVALID_ARGUMENT", f"message {old.id!r} answers {old.tool_call_id!r}", message_id=old.id)
-    rendered = rules.format.render(new, list(kept), tools if old.role == pb.ROLE_SYSTEM else (), index == 0)
+    rendered = rules.format.render(new, list(kept), tools if index == 0 else (), index == 0)
     calls = tuple(Call(call.id, call.name, call.arguments_json) for call in new.tool_calls)
     return rendered.ids, replace(old, parts=rendered.parts, calls=calls, open=False)
 

@@ -279,26 +279,3 @@ def _resize(message: MessageEntry, part_idx: int, by: int) -> MessageEntry:
     parts = list(message.parts)
     parts[part_idx] = replace(part, length=part.length + by)
     return replace(message, parts=tuple(parts))
-
-
-def check_pairs(before: SpanTable, after: SpanTable) -> None:
-    """Raises UNPAIRED_TOOL_CALL when going from `before` to `after` parts a call from its result."""
-    calls = after.calls()
-    answered = after.answered()
-    had = {call.id for call in before.unanswered()}
-    for call in after.unanswered():
-        if call.id not in had:
-            raise Refusal(
-                "UNPAIRED_TOOL_CALL",
-                f"the edit would leave tool call {call.id!r} without its result; give the result an R, or remove the "
-                "call's message too",
-                call_id=call.id,
-            )
-    orphans = answered - calls.keys() - (before.answered() - before.calls().keys())
-    if orphans:
-        call_id = min(orphans)
-        raise Refusal(
-            "UNPAIRED_TOOL_CALL",
-            f"the edit would leave a result without its tool call {call_id!r}; remove the result too",
-            call_id=call_id,
-        )

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from leyline_proto import leyline_pb2 as pb
-from leyline_proto.conversation import check_tools
 from leyline_proto.directives import check_vocabulary
+from leyline_proto.messages import check_tools
 from leyline_proto.once import check_id
 from leyline_proto.refusal import Refusal, check_length
 

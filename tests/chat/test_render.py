@@ -235,3 +235,12 @@ def test_a_conversation_runs_over_the_format(fmt, say, body):
     plain = fmt.render(say("assistant", "x"), (), (), False).ids
     tail = (*plain, *fmt.render(say("user", "go on"), (), (), False).ids)
     assert tuple(ids[-len(tail) :]) == tail
+
+
+def test_a_body_cut_short_after_a_call_gets_its_section_closed(open_case, say):
+    fmt = open_case("deepseek_v3").fmt
+    body_ids = fmt.render(say("assistant", "Look", [CALL_A]), ["c1"], (), False).ids
+    body_ids = body_ids[len(fmt.open_assistant(False).ids) :]
+    shut = body_ids.index(next(i for i in body_ids if fmt.decode([i]) == "<｜tool▁call▁end｜>")) + 1
+    closing = fmt.close_assistant(fmt.parse(body_ids[:shut]).parts)
+    assert (*body_ids[:shut], *closing.ids) == body_ids

@@ -125,8 +125,12 @@ class FamilyFormat:
         out.add(MARKER, self._layout.frames[pb.ROLE_ASSISTANT].open)
         return out.rendered()
 
-    def close_assistant(self) -> Rendered:
+    def close_assistant(self, parts: Sequence[Part] = ()) -> Rendered:
+        """A body that ends with a call has its section of calls still open: it was cut short there."""
         out = _Pieces()
+        calls = self._layout.calls
+        if parts and parts[-1].kind == CALL and calls is not None and calls.section is not None:
+            out.add(MARKER, calls.section[1:])
         out.add(MARKER, self._layout.frames[pb.ROLE_ASSISTANT].close)
         return out.rendered()
 

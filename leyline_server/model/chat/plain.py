@@ -43,7 +43,7 @@ class PlainFormat:
     def open_assistant(self, first: bool) -> Rendered:
         raise self._refusal()
 
-    def close_assistant(self) -> Rendered:
+    def close_assistant(self, parts: Sequence[Part] = ()) -> Rendered:
         raise self._refusal()
 
     def parse(self, ids: Sequence[int]) -> ParsedBody:
