@@ -1,4 +1,4 @@
-"""The one error tree, kept whole in this docstring; `error_table` maps refusals to it. `grpc.RpcError` never leaks.
+"""The one error tree; `error_table` maps refusals to it. `grpc.RpcError` never leaks: it is the `__cause__`.
 
     LeylineError
     ├── ConfigError                  a bad argument or environment variable; nothing was sent
@@ -19,8 +19,7 @@
         ├── Cancelled
         └── Internal                 ModelFailed
 
-A refused call has changed nothing. After Unavailable, DeadlineExceeded and Cancelled the outcome is unknown: the
-session looks before its next call.
+A refused call has changed nothing. After Unavailable, DeadlineExceeded and Cancelled nobody knows: the session looks.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class PolicyError(LeylineError):
 
     def __init__(self, message: str, *, policy: str, message_id: str | None = None) -> None:
         super().__init__(message)
-        self.policy = policy
-        self.message_id = message_id
+        self.policy, self.message_id = policy, message_id
 
 
 class InexpressibleChange(PolicyError):
@@ -73,8 +71,7 @@ class APIError(LeylineError):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.status = status
-        self.reason = reason
+        self.status, self.reason = status, reason
         self.request_id = request_id
         self.metadata: dict[str, str] = dict(metadata or {})
 
@@ -85,8 +82,7 @@ class APIError(LeylineError):
     @property
     def retry_after_s(self) -> float | None:
         """Seconds after which the server suggests to try again."""
-        value = self.metadata.get("retry_after_s")
-        return None if value is None else float(value)
+        return float(self.metadata["retry_after_s"]) if "retry_after_s" in self.metadata else None
 
 
 class InvalidArgument(APIError):
@@ -233,7 +229,7 @@ class QueueFull(ResourceExhausted):
 
 
 class TooManySessions(ResourceExhausted):
-    """The server holds as many sessions as it may."""
+    """The server holds all the sessions that it may."""
 
 
 class FailedPrecondition(APIError):

@@ -1,0 +1,85 @@
+"""The fake's KV: for each token whether it has a row, where that was written, and whether it is exact.
+
+Owns what edits and computation do to the list; numbers good enough for receipts and cache reports. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto.directives import Cut
+
+_slots = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`slot` 0: the token is pending. A slot's number is never used twice."""
+
+    token: int
+    slot: int = 0
+    written_at: int = 0
+    exact: bool = False
+
+    @property
+    def pending(self) -> Row:
+        return Row(self.token)
+
+
+Rows = tuple[Row, ...]
+
+
+def pending(ids: Iterable[int]) -> Rows:
+    return tuple(map(Row, ids))
+
+
+def tokens(rows: Sequence[Row]) -> list[int]:
+    return [row.token for row in rows]
+
+
+def slots(rows: Iterable[Row]) -> set[int]:
+    return {row.slot for row in rows if row.slot}
+
+
+def num_pending(rows: Sequence[Row]) -> int:
+    return sum(not row.slot for row in rows)
+
+
+def exact_upto(rows: Sequence[Row]) -> int:
+    return next((i for i, row in enumerate(rows) if not row.exact), len(rows))
+
+
+def num_turned(rows: Sequence[Row], start: int = 0) -> int:
+    """Rows that stand elsewhere than where they were written."""
+    return sum(bool(row.slot) and row.written_at != i for i, row in enumerate(rows) if i >= start)
+
+
+def computed(rows: Sequence[Row]) -> Rows:
+    """With a row for every pending token, exact where all before it is."""
+    out: list[Row] = []
+    exact = True
+    for index, row in enumerate(rows):
+        if not row.slot:
+            row = Row(row.token, next(_slots), index, exact)
+        exact = exact and row.exact
+        out.append(row)
+    return tuple(out)
+
+
+def spliced(rows: Rows, cut: Cut) -> Rows:
+    """After one cut: FORGET makes what follows pending, AMORTIZE keeps it and takes its exactness."""
+    rest = rows[cut.end :]
+    if cut.mode == pb.MODE_FORGET:
+        rest = tuple(row.pending for row in rest)
+    elif cut.ids or cut.end > cut.start:
+        rest = tuple(replace(row, exact=False) for row in rest)
+    return (*rows[: cut.start], *pending(cut.ids), *rest)
+
+
+def restored(rows: Rows, at: int, inserted: int, back: Rows) -> Rows:
+    """After an undo: what was removed stands in R's place; nothing from there on is exact."""
+    tail = (*back, *rows[at + inserted :])
+    return (*rows[:at], *(replace(row, exact=False) for row in tail))
