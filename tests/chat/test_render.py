@@ -238,7 +238,7 @@ def test_a_conversation_runs_over_the_format(fmt, say, body):
 
 
 def test_a_body_cut_short_after_a_call_gets_its_section_closed(open_case, say):
-    fmt = open_case("deepseek_v3").fmt
+    fmt = open_case("v3").fmt
     body_ids = fmt.render(say("assistant", "Look", [CALL_A]), ["c1"], (), False).ids
     body_ids = body_ids[len(fmt.open_assistant(False).ids) :]
     shut = body_ids.index(next(i for i in body_ids if fmt.decode([i]) == "<｜tool▁call▁end｜>")) + 1
