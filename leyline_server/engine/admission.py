@@ -152,6 +152,7 @@ class Admission:
             return False
         state = min(idle, key=lambda s: s.used)
         gone = state.rows.slots
+        state.lost = np.union1d(state.lost, self._cache.table.context[gone[gone >= 0]])
         state.rows = state.rows.pending_from(0)
         state.evicted = True
         self._cache.release(gone)

@@ -11,29 +11,53 @@ import numpy as np
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.slots import Slots
 from leyline_server.edit.plan import PlannedEdit
+from leyline_server.edit.rows import Contexts
 from leyline_server.engine.requests import SequenceState
 
 
-def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots) -> None:
+def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots) -> Contexts:
+    """The contexts of all rows that were computed from the span, whoever holds them. To be asked before the list
+    changes.
+
+    They are those of the span's rows and of the rows behind it, of rows kept for undo, and of rows that this sequence
+    lost to an eviction while the tree may hold them still; and of the text as it stands, which another may have
+    computed.
+    """
+    rows, start = state.rows, item.edit.start
+    found = [cache.table.context[slots[slots >= 0]] for slots in (item.slots, tail_slots)]
+    found += [cache.kept.contexts((state.id, edit_id)) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
+    found.append(np.setdiff1d(state.lost, rows.contexts[:start]))
+    if len(item.ids):
+        found.append(rows.contexts[start:])
+    contexts = np.unique(np.concatenate(found))
+    return contexts[contexts != 0]
+
+
+def held_elsewhere(
+    cache: KVCache, state: SequenceState, others: list[SequenceState], gone: list[Slots], contexts: Contexts
+) -> tuple[int, ...]:
+    """The other sequences of the namespace that hold some of what a FORGET drops: the rows, or the same text's."""
+    slots = np.concatenate(gone)
+    slots = slots[slots >= 0]
+    found = []
+    for other in others:
+        if other is state or other.namespace != state.namespace:
+            continue
+        held = np.concatenate([other.rows.slots, *cache.kept.holding(other.id)])
+        held = held[held >= 0]
+        if np.isin(held, slots).any() or np.isin(cache.table.context[held], contexts).any():
+            found.append(other.id)
+    return tuple(found)
+
+
+def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots, contexts: Contexts) -> None:
     """Drops the span, its tail and the edits that go with it from kept rows and tree, and marks their slots to be
     zeroed. The sequence's own references are still the caller's to release."""
-    gone = [item.slots, tail_slots]
-    contexts = [cache.table.context[slots[slots >= 0]] for slots in gone]
-    for edit_id in item.edit.forgotten:
-        contexts.append(cache.kept.contexts((state.id, edit_id)))
-        slots = cache.kept.drop((state.id, edit_id))
+    for slots in (item.slots, tail_slots):
         cache.scrub(slots)
-        cache.release_cached(slots)
-    for edit_id in item.edit.stale:
-        contexts.append(cache.kept.contexts((state.id, edit_id)))
-        slots = cache.kept.drop_slots((state.id, edit_id))
-        cache.scrub(slots)
-        cache.release_cached(slots)
+    gone = [cache.kept.drop((state.id, edit_id)) for edit_id in item.edit.forgotten]
+    gone += [cache.kept.drop_slots((state.id, edit_id)) for edit_id in item.edit.stale]
+    gone.append(cache.tree.cut(state.namespace, contexts))
     for slots in gone:
-        cache.scrub(slots)
-    published = np.concatenate(contexts)
-    published = published[published != 0]
-    if len(published):
-        slots = cache.tree.cut(state.namespace, published)
         cache.scrub(slots)
         cache.release_cached(slots)

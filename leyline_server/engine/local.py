@@ -13,8 +13,8 @@ import numpy as np
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.slots import Slots
-from leyline_server.edit.plan import plan
-from leyline_server.edit.rows import Rows
+from leyline_server.edit.plan import PlannedEdit, plan
+from leyline_server.edit.rows import Contexts, Rows
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import (
     EngineStats,
@@ -26,7 +26,7 @@ from leyline_server.engine.engine import (
     RowReceipt,
     SequenceId,
 )
-from leyline_server.engine.forgetting import forget
+from leyline_server.engine.forgetting import forget, held_elsewhere, influenced
 from leyline_server.engine.requests import LocalRequest, SequenceState
 from leyline_server.engine.stepper import Stepper
 from leyline_server.model.load import LoadedModel
@@ -69,6 +69,7 @@ class LocalEngine:
         self.cache.retain(origin.rows.slots)
         copy = self._add(origin.namespace, origin.rows)
         copy.cold, copy.edited, copy.evicted = origin.cold, origin.edited, origin.evicted
+        copy.lost = origin.lost
         self.cache.kept.copy(origin.id, copy.id)
         return copy.id
 
@@ -111,12 +112,16 @@ class LocalEngine:
         tail_freed = table.last_session(planned.tail_slots)
         common = (planned.rows.num_pending, planned.rows.exact_upto(table))
         receipts: list[RowReceipt] = []
+        contexts: list[Contexts] = []
         for item in planned.edits:
             after = item.at + len(item.edit.ids)
             kept = int(has_kv[after:].sum())
             freed = table.last_session(item.slots)
+            elsewhere: tuple[SequenceId, ...] = ()
             if item.edit.forget:
                 freed, tail_freed = freed + tail_freed, 0
+                contexts.append(influenced(self.cache, state, item, planned.tail_slots))
+                elsewhere = self._held_elsewhere(state, item, planned.tail_slots, contexts[-1])
             computed_from_it = bool(np.any(item.slots >= 0)) and not item.edit.forget
             receipts.append(
                 RowReceipt(
@@ -129,7 +134,7 @@ class LocalEngine:
                     freed=freed,
                     exact_upto=common[1],
                     influence_remains=computed_from_it and kept > 0,
-                    held_elsewhere=self._held_elsewhere(state, item.slots, planned.tail_slots, item.edit),
+                    held_elsewhere=elsewhere,
                 )
             )
         if dry_run:
@@ -140,7 +145,7 @@ class LocalEngine:
                 self.cache.kept.keep((sequence, item.edit.edit_id), item.ids, item.slots, self.cache.tick())
         for item in planned.edits:
             if item.edit.forget:
-                forget(self.cache, state, item, planned.tail_slots)
+                forget(self.cache, state, item, planned.tail_slots, contexts.pop(0))
             self.cache.release(item.slots)
         self.cache.release(planned.tail_slots)
         return receipts
@@ -183,20 +188,13 @@ class LocalEngine:
         for key in self.cache.kept.keys(owner):
             self.cache.release_cached(self.cache.kept.drop(key))
 
-    def _held_elsewhere(self, state: SequenceState, span: Slots, tail: Slots, edit: RowEdit) -> tuple[SequenceId, ...]:
-        """The other sequences of the namespace that hold some of what a FORGET drops."""
-        if not edit.forget:
-            return ()
-        own = [self.cache.kept.get((state.id, e))[1] for e in edit.forgotten if self.cache.kept.has((state.id, e))]
-        gone = np.concatenate([span, tail, *own])
-        gone = gone[gone >= 0]
-        found = []
-        for other in self.sequences.values():
-            if other is not state and other.namespace == state.namespace:
-                lists = [other.rows.slots, *self.cache.kept.holding(other.id)]
-                if any(np.isin(gone, held).any() for held in lists):
-                    found.append(other.id)
-        return tuple(found)
+    def _held_elsewhere(
+        self, state: SequenceState, item: PlannedEdit, tail_slots: Slots, contexts: Contexts
+    ) -> tuple[SequenceId, ...]:
+        kept = self.cache.kept
+        keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
+        gone = [item.slots, tail_slots, *(kept.get(key)[1] for key in keys if kept.has(key))]
+        return held_elsewhere(self.cache, state, list(self.sequences.values()), gone, contexts)
 
     # ------------------------------------------------------------ requests
 

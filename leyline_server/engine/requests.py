@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from leyline_server.cache.slots import Slots
-from leyline_server.edit.rows import Rows
+from leyline_server.edit.rows import Contexts, Rows
 from leyline_server.engine.engine import GenerateParams, Listener, Namespace, SequenceId
 from leyline_server.sampling import Sampler
 
@@ -27,6 +27,8 @@ class SequenceState:
     evicted: bool = False  # idle rows were given up since the last computation
     edited: bool = False  # edited since the last computation
     cold: bool = True  # nothing was ever computed
+    # Contexts of the rows that were evicted: a FORGET still finds their text in the prefix tree.
+    lost: Contexts = field(default_factory=lambda: np.zeros(0, np.uint64))
 
 
 @dataclass(slots=True, eq=False)
