@@ -18,6 +18,7 @@ from leyline_proto.messages import check_message
 from leyline_proto.refusal import Refusal
 from leyline_proto.spans import CALL, TEXT, Call, MessageEntry, Part, Piece, SpanTable
 from leyline_proto.tool_pairs import answering, check_pairs, in_call_order, refuse_unanswered
+from leyline_proto.views import span_of
 
 _TOOL, _ASSISTANT = pb.ROLE_TOOL, pb.ROLE_ASSISTANT
 
@@ -266,7 +267,7 @@ class Conversation:
         start = 0
         for entry in self.table.messages:
             if only is None or entry.id in only:
-                out.append(_span(entry, start))
+                out.append(span_of(entry, start))
             start += entry.length
         return out
 
@@ -286,24 +287,3 @@ class Conversation:
             tools=self.tools,
             unanswered_call_ids=[call.id for call in self.table.unanswered()],
         )
-
-
-def _span(entry: MessageEntry, start: int) -> pb.MessageSpan:
-    parts = [pb.Part(kind=p.kind, start=a, end=b, tool_call_id=p.call_id) for p, a, b in entry.ranges(start)]
-    return pb.MessageSpan(
-        message_id=entry.id,
-        role=entry.role,
-        start=start,
-        end=start + entry.length,
-        parts=parts,
-        tool_call_id=entry.tool_call_id,
-        tool_name=entry.tool_name,
-        turn=entry.turn,
-        open=entry.open,
-        edit_ids=entry.edit_ids,
-        tool_calls=[
-            pb.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments_json)
-            for call in entry.calls
-            if call.valid
-        ],
-    )
