@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leyline_kernels.gpu.pairs import pair_offsets, turn_pairs
+from leyline_kernels.gpu.pairs import angles, rope_columns, turn
 
 LOG2_E = 1.4426950408889634
 """Softmax is computed in powers of two: scores are multiplied by this beforehand."""
@@ -42,15 +42,12 @@ def attend(
     nothing has maximum -inf and sum 0.
     """
     col = tl.arange(0, BLOCK_RANK)
-    pair = tl.arange(0, BLOCK_HALF)
     in_rank = (col < RANK)[None, :]
-    in_half = (pair < ROPE // 2)[None, :]
-    first_at, second_at = pair_offsets(pair, ROPE, INTERLEAVED)
+    pe_at, in_rope = rope_columns(ROPE, BLOCK_HALF, INTERLEAVED)
+    in_rope = in_rope[None, :]
 
     q = tl.load(q_latent[:, None] + col[None, :], mask=exists[:, None] & in_rank, other=0.0)
-    q_first = tl.load(q_pe[:, None] + first_at[None, :], mask=exists[:, None] & in_half, other=0.0)
-    q_second = tl.load(q_pe[:, None] + second_at[None, :], mask=exists[:, None] & in_half, other=0.0)
-    freq = tl.load(inv_freq + pair, mask=pair < ROPE // 2, other=0.0)
+    q_turned = tl.load(q_pe[:, None] + pe_at[None, :], mask=exists[:, None] & in_rope, other=0.0)
 
     out = tl.zeros([BLOCK_M, BLOCK_RANK], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -62,18 +59,15 @@ def attend(
         # Nothing is read through an invalid entry: its slot may be -1, and unused pool rows may hold NaN.
         slot = tl.load(slots + index, mask=valid, other=0).to(tl.int64)
         c = tl.load(c_kv + slot[:, None] * stride_c + col[None, :], mask=valid[:, None] & in_rank, other=0.0)
-        k_row = k_pe + slot[:, None] * stride_k
-        k_first = tl.load(k_row + first_at[None, :], mask=valid[:, None] & in_half, other=0.0)
-        k_second = tl.load(k_row + second_at[None, :], mask=valid[:, None] & in_half, other=0.0)
+        k = tl.load(k_pe + slot[:, None] * stride_k + pe_at[None, :], mask=valid[:, None] & in_rope, other=0.0)
         if TURNED:
             delta = tl.where(valid, index - tl.load(written_at + slot, mask=valid, other=0), 0)
             if tl.max(tl.abs(delta), axis=0) > 0:
-                angle = delta.to(tl.float32)[:, None] * freq[None, :]
-                k_first, k_second = turn_pairs(k_first, k_second, tl.cos(angle), tl.sin(angle))
+                angle = angles(delta, inv_freq, ROPE, BLOCK_HALF)
+                k = turn(k, tl.cos(angle), tl.sin(angle), BLOCK_N, BLOCK_HALF, INTERLEAVED)
 
         score = tl.dot(q, tl.trans(c), input_precision=PRECISION)
-        score = tl.dot(q_first, tl.trans(k_first), acc=score, input_precision=PRECISION)
-        score = tl.dot(q_second, tl.trans(k_second), acc=score, input_precision=PRECISION)
+        score = tl.dot(q_turned, tl.trans(k), acc=score, input_precision=PRECISION)
         seen = valid[None, :] & (index[None, :] <= last[:, None])
         score = tl.where(seen, score * scale_log2, float("-inf"))
 

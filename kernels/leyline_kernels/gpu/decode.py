@@ -95,7 +95,7 @@ def decode(
         INTERLEAVED=interleaved(layout), TURNED=turned, NUM_SPLITS=num_splits,
         BLOCK_H=block_h, BLOCK_N=16 if fp32 else 32,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
-        BLOCK_HALF=max(MIN_DOT, triton.next_power_of_2(rope // 2)),
+        BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
         PRECISION="ieee", num_warps=4 if block_h <= 16 else 8, num_stages=1 if fp32 else 2,
     )  # fmt: skip
     if num_splits > 1:

@@ -127,7 +127,7 @@ def extend(
         INTERLEAVED=interleaved(layout), TURNED=turned, NUM_SPLITS=num_splits,
         BLOCK_Q=block_q, BLOCK_H=block_h, BLOCK_N=16 if fp32 else 32,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
-        BLOCK_HALF=max(MIN_DOT, triton.next_power_of_2(rope // 2)),
+        BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
         BLOCK_SEQS=triton.next_power_of_2(num_seqs),
         PRECISION="ieee", num_warps=4 if fp32 else 8, num_stages=1 if fp32 else 2,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leyline_kernels.gpu.pairs import interleaved, pair_offsets, require_contiguous_rows, turn_pairs
+from leyline_kernels.gpu.pairs import angles, interleaved, require_contiguous_rows, rope_columns, turn
 from leyline_kernels.reference import RotaryLayout
 
 BLOCK_N = 32
@@ -31,22 +31,17 @@ def _rotate_kernel(
     dst = tl.load(dst_slots + entry, mask=exists, other=0).to(tl.int64)
     by = tl.load(delta + entry, mask=exists, other=0)
 
-    pair = tl.arange(0, BLOCK_HALF)
-    angle = by.to(tl.float32)[:, None] * tl.load(inv_freq + pair, mask=pair < ROPE // 2, other=0.0)[None, :]
+    angle = angles(by, inv_freq, ROPE, BLOCK_HALF)
     cos = tl.cos(angle)
     sin = tl.sin(angle)
 
-    first_at, second_at = pair_offsets(pair, ROPE, INTERLEAVED)
-    mask = exists[:, None] & (pair < ROPE // 2)[None, :]
+    at, in_rope = rope_columns(ROPE, BLOCK_HALF, INTERLEAVED)
+    mask = exists[:, None] & in_rope[None, :]
     for layer in range(tl.program_id(1), num_layers, tl.num_programs(1)):
         base = k_pe + tl.cast(layer, tl.int64) * stride_layer
-        row = base + src[:, None] * stride_slot
-        first = tl.load(row + first_at[None, :], mask=mask, other=0.0)
-        second = tl.load(row + second_at[None, :], mask=mask, other=0.0)
-        first, second = turn_pairs(first, second, cos, sin)
-        row = base + dst[:, None] * stride_slot
-        tl.store(row + first_at[None, :], first, mask=mask)
-        tl.store(row + second_at[None, :], second, mask=mask)
+        k = tl.load(base + src[:, None] * stride_slot + at[None, :], mask=mask, other=0.0)
+        k = turn(k, cos, sin, BLOCK_N, BLOCK_HALF, INTERLEAVED)
+        tl.store(base + dst[:, None] * stride_slot + at[None, :], k, mask=mask)
 
 
 def rotate(
