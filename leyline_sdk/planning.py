@@ -53,7 +53,7 @@ def plan(policies: Sequence[Policy], transcript: Transcript, max_context: int, c
         except Exception as error:
             raise PolicyError(f"policy {policy.name} raised {error!r}", policy=policy.name) from error
         for edit in edits:
-            batch.add(edit, policy.name)
+            batch.add(edit, policy.name, policy.edits_protected)
         _check_pairs(transcript, batch.after, policy.name)
     return Plan(
         tuple(entry.edit for entry in batch.entries), tuple(entry.policy for entry in batch.entries), batch.after
@@ -69,7 +69,7 @@ class _Batch:
         self.entries: list[_Entry] = []
         self._protected = transcript.protected()
 
-    def add(self, edit: Edit, policy: str) -> None:
+    def add(self, edit: Edit, policy: str, edits_protected: bool = False) -> None:
         """Checks one edit, joins it with what is there, or leaves it out as needless."""
         if not isinstance(edit, Edit):
             raise PolicyError(f"policy {policy} planned a {type(edit).__name__}, not an Edit", policy=policy)
@@ -77,13 +77,14 @@ class _Batch:
         if messages is None:
             raise PolicyError(f"policy {policy} names what is not in the session: {edit.target}", policy=policy)
         for message in messages:
-            if message.id in self._protected:
+            if message.id in self._protected and (message.open or not edits_protected):
                 raise PolicyError(
                     f"policy {policy} may not edit message {message.id!r}: it is {self._protected[message.id]}",
                     policy=policy,
                     message_id=message.id,
                 )
-        if any(message.id in self.before.pinned for message in messages) or changes_nothing(edit, self.after):
+        pinned = not edits_protected and any(message.id in self.before.pinned for message in messages)
+        if pinned or changes_nothing(edit, self.after):
             return
         place = in_message(edit, self.after)
         edit = replace(edit, label=edit.label or policy)

@@ -90,6 +90,12 @@ class Policy(ABC):
         """The label of its edits."""
         return type(self).__name__
 
+    @property
+    def edits_protected(self) -> bool:
+        """Whether it may edit the system prompt, the task and the last user message, and what an undo brought back:
+        for redaction, where leaving one out would be worse."""
+        return False
+
     @abstractmethod
     def plan(self, context: PolicyContext) -> Iterable[Edit]:
         """The edits to make now. Runs before each append, generate and prefill; calls no server."""
