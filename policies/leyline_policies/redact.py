@@ -1,0 +1,146 @@
+"""Takes secrets out of the history and out of the cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from leyline_policies.facts import count_parts
+from leyline_sdk.edits import Edit, InMessage, replace_content, rerender
+from leyline_sdk.errors import ConfigError, PolicyError
+from leyline_sdk.policy import Policy, PolicyContext
+from leyline_sdk.transcript import Message
+from leyline_sdk.types import Mode
+
+Pattern = str | re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Redact(Policy):
+    """Every match of a pattern gives way, in texts, reasoning and the arguments of tool calls.
+
+    A redaction is a wish of the user's, so it goes further than other policies: it reaches the system prompt, the
+    task and the last user message too, in which only the matches change. It runs before each Generate, so that a
+    secret that has just been appended is cut before anything is computed from it, unless it was prefilled.
+
+    It does not see: what an edit removed before this policy was there (use `forget(edit_id)`), tool schemas, and a
+    message that a cut-short Generate left open, until the next append closes it.
+
+    Attributes:
+        pattern: a regular expression or several.
+        replacement: as in `re.sub`, \\1 included. A redacted text must have no match that would change it again.
+        protected: "redact" the system prompt, the task and the last user message as all others; "leave" them; or
+            "raise" PolicyError, before anything is sent, when one has a match.
+        roles: only messages of these roles; None: all.
+        mode: FORGET computes what follows again: nothing in the cache comes from the secret any more. AMORTIZE
+            takes it out of the text alone.
+    """
+
+    pattern: Pattern | Sequence[Pattern]
+    replacement: str = "[redacted]"
+    protected: Literal["redact", "leave", "raise"] = "redact"
+    roles: Collection[str] | None = None
+    mode: Mode = Mode.FORGET
+    _patterns: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = (self.pattern,) if isinstance(self.pattern, str | re.Pattern) else tuple(self.pattern)
+        try:
+            object.__setattr__(self, "_patterns", tuple(re.compile(pattern) for pattern in given))
+        except (re.error, TypeError) as error:
+            raise ConfigError(f"Redact: pattern={given!r} is no regular expression: {error}") from error
+        if not given:
+            raise ConfigError("Redact needs a pattern")
+        if self.protected not in ("redact", "leave", "raise"):
+            raise ConfigError(f"Redact: protected={self.protected!r} is none of redact, leave, raise")
+        if isinstance(self.roles, str):
+            object.__setattr__(self, "roles", (self.roles,))
+        if self.mode not in list(Mode):
+            raise ConfigError(f"Redact: mode={self.mode!r} is none of {', '.join(Mode)}")
+
+    @property
+    def edits_protected(self) -> bool:
+        return self.protected == "redact"
+
+    def plan(self, context: PolicyContext) -> Iterable[Edit]:
+        editable = {message.id for message in context.editable}
+        edits: list[Edit] = []
+        for message in context.transcript:
+            if message.open or (self.roles is not None and message.role not in self.roles):
+                continue
+            found = self._edits(message)
+            if found and message.id not in editable and self.protected == "raise":
+                why = context.transcript.protected().get(message.id, "pinned by an undo")
+                raise PolicyError(
+                    f"Redact found a match in message {message.id!r}, which it may not edit: it is {why}; say "
+                    "protected='redact' or 'leave'",
+                    policy=self.name,
+                    message_id=message.id,
+                )
+            if message.id in editable or self.protected == "redact":
+                edits.extend(found)
+        return edits
+
+    def _edits(self, message: Message) -> list[Edit]:
+        if not message.text_known:
+            return []
+        new = self._dict(message)
+        if new == message.to_dict():
+            return []
+        text, reasoning = new["content"], new.get("reasoning", "")
+        calls = new.get("tool_calls") != message.to_dict().get("tool_calls")
+        if calls or (text != message.text and count_parts(message, "text") != 1) or self._odd_reasoning(message):
+            return [rerender(message, new, mode=self.mode)]
+        edits: list[Edit] = []
+        if reasoning != message.reasoning:
+            edits.append(Edit(InMessage(message.id, "reasoning"), reasoning or None, self.mode))
+        if text != message.text:
+            edits.append(replace_content(message, text, mode=self.mode))
+        return edits
+
+    def _odd_reasoning(self, message: Message) -> bool:
+        changed = bool(message.reasoning) and self._clean(message.reasoning) != message.reasoning
+        return changed and count_parts(message, "reasoning") != 1
+
+    def _dict(self, message: Message) -> dict[str, Any]:
+        """The message without its secrets."""
+        new = message.to_dict()
+        new["content"] = self._clean(message.text)
+        if message.reasoning:
+            new["reasoning"] = self._clean(message.reasoning)
+        if message.tool_calls:
+            clean = [{**call, "function": dict(call["function"])} for call in new["tool_calls"]]
+            for call, old in zip(clean, message.tool_calls, strict=True):
+                arguments = self._clean_value(dict(old.arguments))
+                if arguments != old.arguments:
+                    call["function"]["arguments"] = arguments
+            new["tool_calls"] = clean
+        return new
+
+    def _clean_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._clean(value)
+        if isinstance(value, dict):
+            return {self._clean(key): self._clean_value(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._clean_value(item) for item in value]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            text = self._clean(str(value))
+            return value if text == str(value) else text
+        return value
+
+    def _clean(self, text: str) -> str:
+        once = self._substituted(text)
+        if self._substituted(once) != once:
+            raise PolicyError(
+                f"Redact: {self.replacement!r} has matches of the pattern itself, so it would never come to rest",
+                policy=self.name,
+            )
+        return once
+
+    def _substituted(self, text: str) -> str:
+        for pattern in self._patterns:
+            text = pattern.sub(self.replacement, text)
+        return text
