@@ -156,8 +156,12 @@ def split_buffers(num_rows: int, num_splits: int, rank: int, device: torch.devic
 
 
 def choose_splits(programs: int, max_len: int, device: torch.device) -> int:
-    """Splits that fill the chip twice, of about MIN_SPLIT entries or more. Host integers only: no sync."""
-    wanted = -(-2 * _num_processors(device) // programs)
+    """Splits that fill the chip at two programs a processor, of about MIN_SPLIT entries or more.
+
+    Rounded down: a few programs more than fit at once would run in a second round by themselves. Host integers
+    only: no sync.
+    """
+    wanted = 2 * _num_processors(device) // programs
     return max(1, min(wanted, max_len // MIN_SPLIT, MAX_SPLITS))
 
 
