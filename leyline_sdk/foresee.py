@@ -132,6 +132,9 @@ def _ratio(new: str, old: str) -> float:
 
 
 def _after_span(transcript: Transcript, edit: Edit, span: Span) -> Transcript:
+    hit = touched(edit, transcript) or []
+    if len(hit) == 1 and edit.replacement and span.start <= hit[0].start and hit[0].end <= span.end:
+        return foresee(transcript, replace(edit, target=InMessage(hit[0].id, "whole")))
     left = _tokens(edit, transcript)  # R stands once, in the first message that keeps tokens
     out: list[Message] = []
     for message in transcript:

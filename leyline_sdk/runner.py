@@ -26,8 +26,8 @@ class _Deadline:
     def __init__(self, config: Config, timeout_s: float | None) -> None:
         self._end = time.monotonic() + (config.timeout_s if timeout_s is None else timeout_s)
         self._retry = config.retry
-        backoff = tenacity.wait_exponential_jitter(config.retry.first_wait_s, config.retry.max_wait_s)
-        self._backoff = backoff
+        first, most = config.retry.first_wait_s, config.retry.max_wait_s
+        self._backoff = tenacity.wait_exponential(multiplier=first, max=most) + tenacity.wait_random(0, first)
 
     @property
     def left_s(self) -> float:

@@ -31,7 +31,7 @@ def test_a_reason_agrees_with_its_status(reason: str) -> None:
     by_status = BY_STATUS[STATUS[reason].name]
     error = api_error(STATUS[reason].name, "why", reason=reason)
     if reason not in {"UNKNOWN_TOOL_CALL", "SPANS_OVERLAP", "SPAN_OUT_OF_RANGE"}:  # directives have one family
-        assert isinstance(error, by_status) or isinstance(error, errors.InvalidDirective)
+        assert isinstance(error, (by_status, errors.InvalidDirective))
     assert error.reason == reason
 
 
@@ -89,9 +89,7 @@ def test_a_grpc_error_with_details() -> None:
 def test_another_domain_is_not_ours() -> None:
     info = error_details_pb2.ErrorInfo(reason="STALE_LENGTH", domain="proxy.example")
     code = grpc.StatusCode.ABORTED
-    error = typed(
-        _Failed(code, "x", (("grpc-status-details-bin", _rich(code, "x", info)),)), pb.GetSessionRequest()
-    )
+    error = typed(_Failed(code, "x", (("grpc-status-details-bin", _rich(code, "x", info)),)), pb.GetSessionRequest())
     assert type(error) is errors.Aborted
     assert error.request_id is None
 
