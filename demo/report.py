@@ -1,0 +1,110 @@
+"""What the reader sees: a line a turn, the table, the verdict, the JSON. Computes nothing but sums and shares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from demo.arms import Arm
+from demo.record import ArmResult, Turn
+
+MIN_RIGHT_SHARE = 11 / 12
+MAX_COMPUTED_SHARE = 0.60
+RIVAL, WINNER = "re-prefill", "AMORTIZE"
+
+
+def turn_line(turn: Turn, rival: Turn | None = None) -> Text:
+    """`turn 7: read_file(a.ini) 312 -> 4 tokens, kept 2,140, computed 31, first token 12 ms; re-prefill 95 ms`."""
+    line = Text.assemble(("turn ", "dim"), f"{turn.index:2d}", (": ", "dim"))
+    line.append(_shown(turn.did, 46), "cyan")
+    for cut in turn.cuts:
+        line.append(f" | {_shown(cut.what, 34)} ", "red")
+        line.append(f"{cut.removed:,} -> {cut.inserted:,} tokens", "red")
+    line.append(f" | kept {turn.kept + turn.prefix_hits:,}, ", "dim")
+    line.append(f"computed {turn.computed:,}", "yellow")
+    line.append(f", first token {turn.first_token_ms:,.0f} ms", "bold")
+    if rival is not None:
+        line.append(f"; re-prefill {rival.first_token_ms:,.0f} ms", "dim")
+    return line
+
+
+def _shown(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def median_p95(values: Sequence[float]) -> tuple[float, float]:
+    """Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values")
+    if len(values) == 1:
+        return values[0], values[0]
+    cuts = quantiles(values, n=20, method="inclusive")
+    return cuts[9], cuts[18]
+
+
+def table(results: Sequence[ArmResult], judged: bool = True) -> Table:
+    """One row an arm. `judged`: the tasks have right answers."""
+    out = Table(title="what each arm did, all turns together", title_justify="left", header_style="bold")
+    out.add_column("arm")
+    if judged:
+        out.add_column("answers right", justify="right")
+    for name in ("prompt tokens", "prefix hits", "kept", "turned", "computed", "rows in model", "slots in use"):
+        out.add_column(name, justify="right")
+    out.add_column("first token: median", justify="right")
+    out.add_column("p95", justify="right")
+    for result in results:
+        median, p95 = median_p95([turn.first_token_ms for turn in result.turns])
+        cells = [f"{result.right} of {len(result.answers)}"] if judged else []
+        cells += [f"{result.total(what):,}" for what in ("prompt", "prefix_hits", "kept", "turned", "computed")]
+        cells += [f"{result.rows_computed:,}", f"{result.slots_in_use:,}", f"{median:,.0f} ms", f"{p95:,.0f} ms"]
+        out.add_row(result.name, *cells, style="bold green" if result.name == WINNER else None)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that is judged."""
+
+    what: str
+    met: bool
+
+
+def judge(results: Sequence[ArmResult], edited: Sequence[str]) -> list[Check]:
+    """The edited arms answer well, and AMORTIZE computes clearly less than re-prefill, counted where the model is
+    called. `edited` names the arms whose answers count."""
+    by_name = {result.name: result for result in results}
+    checks = []
+    for name in edited:
+        result = by_name[name]
+        met = result.right >= MIN_RIGHT_SHARE * len(result.answers)
+        checks.append(Check(f"{name} answers {result.right} of {len(result.answers)} (at least 11 of 12)", met))
+    return [*checks, judge_computed(by_name)]
+
+
+def judge_computed(by_name: Mapping[str, ArmResult]) -> Check:
+    ours, theirs = by_name[WINNER].rows_computed, by_name[RIVAL].rows_computed
+    share = ours / theirs if theirs else 1.0
+    bound = f"at most {MAX_COMPUTED_SHARE:.0%}"
+    return Check(f"{WINNER} computed {ours:,} rows, {RIVAL} {theirs:,}: {share:.0%} ({bound})", share <= MAX_COMPUTED_SHARE)
+
+
+def show_checks(console: Console, checks: Sequence[Check]) -> bool:
+    """Prints them. Whether all are met."""
+    for check in checks:
+        console.print(Text("  met  " if check.met else "NOT MET", "green" if check.met else "bold red"), Text(check.what))
+    return all(check.met for check in checks)
+
+
+def save_json(path: Path, arms: Sequence[Arm], results: Sequence[ArmResult], **more: Any) -> None:
+    """Everything: every turn of every arm, every answer, and `more`."""
+    content = {"arms": [asdict(arm) for arm in arms], "results": [asdict(result) for result in results], **more}
+    path.write_text(json.dumps(content, indent=1, default=str) + "\n")
