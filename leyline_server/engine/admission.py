@@ -40,29 +40,37 @@ class Admission:
                 limit=limit,
                 free=self._cache.table.num_free,
             )
-        self.check_queue()
+        self.check_queue(request)
         state.request = request
         self.queue.append(request)
         return request
 
-    def check_queue(self) -> None:
-        """Raises QUEUE_FULL when no more requests may wait."""
-        if len(self.queue) >= self._max_queue:
+    def check_queue(self, *coming: LocalRequest) -> None:
+        """Raises QUEUE_FULL when no more requests may wait. Those that start with the next step don't wait."""
+        together = [*self.queue, *coming]
+        if len(together) < self._max_queue:
+            return
+        fitting = next(n for n in range(len(together), -1, -1) if not n or self._fits(*together[:n]))
+        waiting = len(together) - fitting
+        before = waiting - len(coming)
+        if waiting and before >= self._max_queue:
             raise Refusal(
                 "QUEUE_FULL",
-                f"{len(self.queue)} requests wait for slots; the limit is {self._max_queue}",
-                waiting=len(self.queue),
+                f"{before} requests wait for slots; the limit is {self._max_queue}",
+                waiting=before,
                 limit=self._max_queue,
                 retry_after_s=1,
             )
 
-    def admit(self) -> None:
-        """Starts waiting requests, in order, as far as slots reach; ends cancelled ones."""
-        for request in [r for r in self.queue if r.cancelled]:
+    def admit(self) -> bool:
+        """Starts waiting requests, in order, as far as slots reach; ends cancelled ones. True when there were any."""
+        cancelled = [r for r in self.queue if r.cancelled]
+        for request in cancelled:
             self.queue.remove(request)
             self.finish(request, EndReason.CANCELLED, None)
         while self.queue and self._fits(self.queue[0]):
             self._start(self.queue.popleft())
+        return bool(cancelled)
 
     def finish(self, request: LocalRequest, reason: EndReason, error: Refusal | None) -> None:
         """Takes a request off and tells its listener. Its sequence keeps every row that a step committed."""
@@ -88,11 +96,11 @@ class Admission:
                 if not self._evict_idle():
                     raise
 
-    def _fits(self, request: LocalRequest) -> bool:
-        held = [r.sequence.rows.slots for r in self.running] + [r.old_last for r in self.running]
-        held.append(request.sequence.rows.slots)
-        busy = np.unique(np.concatenate(held))
-        reserved = sum(r.still_needs for r in self.running) + request.still_needs
+    def _fits(self, *requests: LocalRequest) -> bool:
+        """Whether these can run beside those that do."""
+        together = [*self.running, *requests]
+        busy = np.unique(np.concatenate([slots for r in together for slots in (r.sequence.rows.slots, r.old_last)]))
+        reserved = sum(r.still_needs for r in together)
         return int(np.count_nonzero(busy >= 0)) + reserved <= self._cache.table.num_slots
 
     def _start(self, request: LocalRequest) -> None:

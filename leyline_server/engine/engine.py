@@ -39,7 +39,7 @@ class RowEdit:
 
 @dataclass(frozen=True, slots=True)
 class RowReceipt:
-    """What one edit did, counted in entries; `at`, `kept`, `turned`, `to_compute` and `exact_upto` on the final list."""
+    """What one edit did, in entries; `at`, `kept`, `turned`, `to_compute` and `exact_upto` are of the final list."""
 
     at: int
     removed: int

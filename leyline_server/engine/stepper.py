@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.pool import Pool
 from leyline_server.cache.slots import Slots
 from leyline_server.edit.rows import Rows
 from leyline_server.engine.admission import Admission
@@ -54,15 +55,18 @@ class Stepper:
 
     def step(self) -> bool:
         """See `Engine.step`."""
-        self._admission.admit()
+        ended = self._admission.admit()
         for request in [r for r in self._admission.running if r.cancelled]:
             self._end(request, EndReason.CANCELLED)
+            ended = True
         for request in [r for r in self._admission.running if not r.sequence.rows.num_pending]:
             self._end(request, EndReason.DONE)  # a compute whose entries were all in the prefix tree
+            ended = True
         chosen = self._choose()
         if chosen:
             self._run(chosen)
-        return bool(chosen)
+        # What ended without a forward may have freed the slots for which another waits.
+        return ended or bool(chosen)
 
     def _choose(self) -> list[tuple[LocalRequest, int]]:
         """Decodes first, one row each, then prefills in order of admission, together at most `prefill_chunk` rows."""
@@ -118,6 +122,8 @@ class Stepper:
         rotary = self._model.rotary
         cache = PoolCache(self._cache.pool, batch, rotary.inv_freq, rotary.layout or "halves")
         logits = forward(self._model.model, cache)[:, : self._sampled_vocab]
+        if not _finite(logits, self._cache.pool, batch):
+            raise FloatingPointError("the model's rows or logits are not finite")
         self.rows_computed += sum(len(share.index) for share in shares)
         self.steps += 1
         return logits
@@ -133,14 +139,12 @@ class Stepper:
         if len(request.old_last):
             old, request.old_last = request.old_last, request.old_last[:0]
             self._cache.release(old)
-        if not bool(torch.isfinite(logits).all()):
-            self._fail(request, FloatingPointError("the model's logits are not finite"))
-            return
         self._sample(request, logits)
 
     def _sample(self, request: LocalRequest, logits: Tensor) -> None:
         params, sampler = request.params, request.sampler
-        assert params is not None and sampler is not None
+        assert params is not None
+        assert sampler is not None
         if request.generated == 0:
             self._publish(request)
         if request.generated < len(params.force_ids):
@@ -168,9 +172,15 @@ class Stepper:
         self._admission.finish(request, EndReason.FAILED, refusal)
 
     def _publish(self, request: LocalRequest) -> None:
-        """Puts the exact front of the list into the prefix tree: nothing behind an edit ever answers another session."""
+        """Puts the exact front of the list into the prefix tree: nothing behind an edit answers another session."""
         state = request.sequence
         upto = state.rows.exact_upto(self._cache.table)
         if upto:
             now = self._cache.tick()
             self._cache.tree.insert(state.namespace, state.rows.ids[:upto], state.rows.slots[:upto], now)
+
+
+def _finite(logits: Tensor, pool: Pool, batch: Batch) -> bool:
+    """Whether the step's logits and the rows it wrote are numbers: a row that is none would poison all who share it."""
+    rows = (pool.c_kv[:, batch.write_slots], pool.k_pe[:, batch.write_slots])
+    return bool(torch.stack([torch.isfinite(values).all() for values in (logits, *rows)]).all())
