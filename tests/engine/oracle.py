@@ -61,6 +61,19 @@ class Oracle:
         self._splice(start, end, ids)
         self.known[start:] = False
 
+    def copy(self, start: int, end: int) -> tuple[list[int], Tensor, Tensor, Tensor, int]:
+        """The entries [start, end), to be restored after a cut."""
+        c_kv, k_pe = self.c_kv[:, start:end].clone(), self.k_pe[:, start:end].clone()
+        return self.ids[start:end], self.known[start:end].clone(), c_kv, k_pe, start
+
+    def restore(self, copied: tuple[list[int], Tensor, Tensor, Tensor, int], start: int, end: int) -> None:
+        """What was copied takes the place of [start, end)."""
+        ids, known, c_kv, k_pe, stood_at = copied
+        self._splice(start, end, ids)
+        there = slice(start, start + len(ids))
+        self.known[there] = known
+        self.c_kv[:, there], self.k_pe[:, there] = c_kv, turn(self.model, k_pe, start - stood_at)
+
     @torch.inference_mode()
     def compute(self) -> Tensor:
         """Computes all entries without KV in one call: their logits [t, vocab] in fp32."""
