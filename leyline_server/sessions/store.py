@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from leyline_proto.conversation import Conversation
-from leyline_proto.once import Once
+from leyline_proto.once import Once, check_id
 from leyline_proto.refusal import Refusal
 from leyline_server.engine.engine import SequenceId
 from leyline_server.sessions.session import Serving, Session
@@ -67,7 +67,8 @@ class SessionStore:
         return copy
 
     def find(self, tenant: str, session_id: str) -> Session:
-        """Raises SESSION_NOT_FOUND, also for another tenant's session."""
+        """Raises SESSION_NOT_FOUND, also for another tenant's session; INVALID_ARGUMENT or TOO_LONG for a bad id."""
+        check_id("session_id", session_id, required=True)
         session = self._sessions.get((tenant, session_id))
         if session is None:
             raise Refusal("SESSION_NOT_FOUND", f"no session {session_id!r}", session_id=session_id)
