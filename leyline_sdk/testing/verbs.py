@@ -15,7 +15,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto import validate
 from leyline_proto.conversation import AppliedCut, Conversation
 from leyline_proto.directives import check_vocabulary
-from leyline_proto.refusal import Refusal, check_current
+from leyline_proto.refusal import Refusal, check_current, check_length
 from leyline_sdk.testing import fake_session as fs
 from leyline_sdk.testing import rows as kv
 from leyline_sdk.testing.fake_session import FakeSession, State
@@ -179,6 +179,7 @@ def tokenize(server: FakeServer, tenant: str, request: pb.TokenizeRequest) -> pb
 
 
 def detokenize(server: FakeServer, tenant: str, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+    check_length("the call", len(request.ids), server.limits.max_context)
     check_vocabulary(request.ids, server.format.vocab_size)
     return pb.DetokenizeResponse(text=server.format.decode(request.ids))
 
