@@ -232,7 +232,7 @@ def _finished(
     conversation, turn = state.conversation.end_turn(format, body)
     session.state = replace(state, conversation=conversation, rows=rows)
     (span,) = conversation.spans({turn.entry.id})
-    span.text = turn.body.text.removesuffix(stop)
+    span.text = turn.body.text
     span.reasoning = turn.body.reasoning
     if reason == pb.FINISH_REASON_STOP and any(call.valid for call in turn.entry.calls):
         reason = pb.FINISH_REASON_TOOL_CALLS
