@@ -64,7 +64,7 @@ class Pair:
 def worst(got: Tensor, want: Tensor) -> float:
     """The largest absolute difference; infinite where one is not finite."""
     assert got.shape == want.shape, (got.shape, want.shape)
-    difference = (got.double() - want.double()).abs().max()
+    difference = (got.cpu().double() - want.cpu().double()).abs().max()
     return float(difference) if torch.isfinite(difference) else float("inf")
 
 

@@ -1,0 +1,78 @@
+"""The engine on a GPU, with the Triton kernels, against Hugging Face's model on the CPU in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from leyline_server.model.load import load
+from tests.engine import models
+from tests.engine.harness import Rig, random_ids
+from tests.engine.oracle import full_forward
+from tests.engine.pairs import Pair, worst
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+# The attention of DeepSeek-V2-Lite; the rest is small.
+LITE = {
+    "hidden_size": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+    "num_hidden_layers": 2,
+}
+
+
+@pytest.fixture(scope="module", params=[*((v, {}) for v in models.VARIANTS), ("v2-moe-yarn", LITE)], ids=str)
+def both(request, tmp_path_factory):
+    """(path, Hugging Face's model on the CPU)."""
+    variant, overrides = request.param
+    path = str(models.save(variant, tmp_path_factory.mktemp("model"), **overrides))
+    return path, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def test_fp32_logits_of_edits_equal_the_oracle(both):
+    path, reference = both
+    pair = Pair(
+        Rig(load(path, torch.float32, torch.device("cuda")), num_slots=1024, prefill_chunk=100),
+        reference,
+        random_ids(300),
+    )
+    pair.prefill()
+    assert pair.error(forced=random_ids(3, seed=1)) < 1e-3
+    for seed in range(5):
+        pair.amortize(
+            (10 + seed, 60, random_ids(3, seed=seed)), (100, 100 + seed, []), (200, 200, random_ids(9, seed=7))
+        )
+        pair.append(random_ids(5, seed=seed + 20))
+        assert pair.error(forced=random_ids(3, seed=seed + 40)) < 1e-3
+    pair.forget(40, 90, random_ids(2))
+    assert pair.error(forced=random_ids(3, seed=2)) < 1e-3
+
+
+def test_bf16_is_within_its_rounding(both):
+    """No farther from fp32 than Hugging Face's own bf16 is, by more than half."""
+    path, reference = both
+    ids = random_ids(300)
+    want = full_forward(reference, ids)[-4:]
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    allowed = (full_forward(theirs, ids)[-4:] - want).norm() / want.norm()
+    rig = Rig(load(path, torch.bfloat16, torch.device("cuda")), num_slots=1024, prefill_chunk=100)
+    got = rig.logits(rig.open(ids[:-3]), [*ids[-3:], 5]).cpu()
+    assert (got - want).norm() / want.norm() < 1.5 * allowed + 0.01
+
+
+def test_packed_decodes_equal_running_alone(both):
+    path, reference = both
+    rig = Rig(load(path, torch.float32, torch.device("cuda")), num_slots=2048, prefill_chunk=128)
+    texts = [random_ids(50 + 37 * i, seed=i) for i in range(6)]
+    runs = [rig.generate(rig.open(text), 6, random_ids(6, seed=60 + i)) for i, text in enumerate(texts)]
+    rig.run()
+    for text, run in zip(texts, runs, strict=True):
+        want = full_forward(reference, [*text, *run.tokens])[len(text) - 1 : -1]
+        assert worst(run.logits.cpu(), want) < 1e-3
