@@ -23,12 +23,11 @@ def run_rounds(
     reasoning: str = "",
     texts: str = "",
     done: bool = True,
-    **limits: int,
 ) -> Session:
     """A session after these rounds; with `done` the model has answered and the user asked again."""
     all_rounds = [one if isinstance(one, list) else [one] for one in rounds]
     replies: list[Any] = [Say(texts, reasoning, tuple(call for call, _ in one)) for one in all_rounds]
-    fake = FakeServer([*replies, "the answer"], **limits)
+    fake = FakeServer([*replies, "the answer"])
     session = fake.client().session("s", system="the system prompt", policies=policies)
     session.append("the task")
     for one in all_rounds:

@@ -140,4 +140,4 @@ def test_bad_knobs_are_named() -> None:
         ({"failed": "("}, r"failed='\('"),
     ):
         with pytest.raises(errors.ConfigError, match=named):
-            StaleToolDetector(**knobs)  # type: ignore[arg-type]
+            StaleToolDetector(**knobs)

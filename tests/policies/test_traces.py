@@ -29,7 +29,7 @@ from leyline_sdk.testing import FakeServer
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 TAU = TRACES / "tau-bench" / "gpt-4o-airline.json"
-CLIP = 200  # characters of a content: the fake's tokens are bytes
+CLIP, MOST = 150, 36  # characters of a content (the fake's tokens are bytes), and messages: enough, and fast
 DIGITS = r"\d{4,}"
 
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here")
@@ -43,10 +43,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "stale": lambda: StaleToolDetector(failed=r"^<returncode>[1-9]|^[Ee]rror", clear_tool_inputs=True),
     "stale-by-tool": lambda: StaleToolDetector((), rule="superseded"),
     "thinking": lambda: ClearThinking(1),
-    "window": lambda: SlidingWindow(1, 4, clear_at_least=300),
+    "window": lambda: SlidingWindow(1, 4, clear_at_least=200),
     "redact": lambda: Redact(DIGITS, protected="leave"),
     "anthropic": lambda: from_anthropic(
-        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1_500}}
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1_000}}
     ),
     "all": lambda: Compose(
         [
@@ -67,13 +67,13 @@ def conversations() -> list[Conversation]:
     swe = [read_trace(path) for path in sorted(TRACES.glob("swe-agent/**/*.traj"))]
     mini = [read_trace(path) for path in sorted(TRACES.glob("lmcache-agent-trace/miniswe/*.jsonl"))]
     mini.sort(key=lambda one: len(one.messages))
-    chosen = [tau[0], tau[60], tau[120], swe[0], swe[1], swe[5], swe[10], mini[0], mini[6], mini[-1]]
+    chosen = [tau[0], tau[60], swe[0], swe[1], swe[5], swe[10], mini[0], mini[-1]]
     return [_clipped(one) for one in chosen]
 
 
 def _clipped(conversation: Conversation) -> Conversation:
     messages = []
-    for number, message in enumerate(conversation.messages):
+    for number, message in enumerate(conversation.messages[:MOST]):
         message = {**message, "content": message["content"][:CLIP]}
         if message["role"] == "assistant" and number % 4 < 2:
             message["reasoning"] = "I wonder what this tells me."
