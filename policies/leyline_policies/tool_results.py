@@ -1,7 +1,7 @@
 """The knobs that policies over tool results have: which tools, what comes in the place of a result, what is done.
 
 Owns the placeholder, the preview and the blanking of arguments. A subclass says which results are stale. A result
-that the model has not read yet is never cleared, nor one that has been cleared already.
+that the model has not read yet is never cleared, nor one that has been cleared already, nor where nothing is saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from leyline_policies.facts import count_parts, unread
 from leyline_sdk.edits import Edit, clear, rerender
 from leyline_sdk.errors import ConfigError, PolicyError
 from leyline_sdk.policy import PolicyContext
-from leyline_sdk.transcript import Message
+from leyline_sdk.transcript import Message, call_dict
+from leyline_sdk.types import ToolCall
 
 Tag = Literal["keep", "remove"]
 Tags = Mapping[str, Tag] | Callable[[Message], Tag | None]
@@ -33,7 +34,8 @@ class ToolResultPolicy(Batching):
         only_tools: names; results of other tools are left alone. exclude_tools: results of these are.
         tags: "keep" or "remove" by message id, tool-call id or tool name, or a function of the message; "remove"
             clears as soon as the model has read it.
-        clear_tool_inputs: blank the call's arguments too: True, or the names of the tools whose.
+        clear_tool_inputs: blank the call's arguments too, also where the result is too short to be worth it: True, or
+            the names of the tools whose.
     """
 
     placeholder: str | Callable[[Message], str] | None = "[cleared]"
@@ -68,27 +70,34 @@ class ToolResultPolicy(Batching):
     def candidates(self, context: PolicyContext) -> Iterable[Candidate]:
         stale = self.stale(context)
         untouchable = unread(context.transcript) | self.head(context)
+        calls = self._blankable(context)
         for message in context.tool_results:
             tag = self._tag(message)
-            if message.id in untouchable or tag == "keep" or not self._is_for(message) or self._is_done(message):
+            if message.id in untouchable or tag == "keep" or not self._is_for(message):
                 continue
             if tag == "remove" or message.id in stale:
-                found = self._candidate(message, context)
-                if found is not None:
-                    yield found
+                candidate = self._candidate(message, calls.get(message.tool_call_id), context)
+                if candidate is not None:
+                    yield candidate
 
     def edits_of(self, chosen: Sequence[Candidate], context: PolicyContext) -> list[Edit]:
         calls = {candidate.blank_call for candidate in chosen} - {""}
         return [*super().edits_of(chosen, context), *self._blanked(calls, context)]
 
-    def _candidate(self, message: Message, context: PolicyContext) -> Candidate | None:
-        """None when nothing would be saved."""
-        replacement = self._replacement(message)
-        saves = message.content_tokens - context.estimate_tokens(replacement)
-        if message.content_tokens < self.min_tokens or saves <= 0 or count_parts(message, "text") != 1:
+    def _candidate(self, message: Message, call: ToolCall | None, context: PolicyContext) -> Candidate | None:
+        """The result, its call's arguments, or both: whatever saves tokens. None when neither does."""
+        replacement = "" if self._is_done(message) else self._replacement(message)
+        of_result = message.content_tokens - context.estimate_tokens(replacement)
+        if self._is_done(message) or count_parts(message, "text") != 1:
+            of_result = 0
+        of_call = 0
+        if call is not None:
+            of_call = context.estimate_tokens(call_dict(call)["function"]["arguments"]) - context.estimate_tokens("{}")
+        if message.content_tokens + max(0, of_call) < self.min_tokens or max(of_result, of_call) <= 0:
             return None
-        call = message.tool_call_id if self._blanks(message) else ""
-        return Candidate((clear(message, replacement or None, mode=self.mode),), saves, call)
+        edits = (clear(message, replacement or None, mode=self.mode),) if of_result > 0 else ()
+        blank_call = message.tool_call_id if of_call > 0 else ""
+        return Candidate(edits, max(0, of_result) + max(0, of_call), blank_call)
 
     def _is_for(self, message: Message) -> bool:
         if message.tool_name in self.exclude_tools:
@@ -126,21 +135,30 @@ class ToolResultPolicy(Batching):
 
     # ------------------------------------------------------------ arguments
 
-    def _blanks(self, message: Message) -> bool:
+    def _blankable(self, context: PolicyContext) -> dict[str, ToolCall]:
+        """The calls, by id, whose arguments may be blanked and are not."""
+        if not self.clear_tool_inputs:
+            return {}
+        out: dict[str, ToolCall] = {}
+        for message in context.editable:
+            # A malformed call has no arguments to render anew.
+            if message.text_known and count_parts(message, "call") == len(message.tool_calls):
+                out.update({call.id: call for call in message.tool_calls if call.arguments and self._blanks(call)})
+        return out
+
+    def _blanks(self, call: ToolCall) -> bool:
         if isinstance(self.clear_tool_inputs, bool):
             return self.clear_tool_inputs
-        return message.tool_name in self.clear_tool_inputs
+        return call.name in self.clear_tool_inputs
 
     def _blanked(self, calls: set[str], context: PolicyContext) -> list[Edit]:
         """The messages of these calls, rendered anew with empty arguments."""
         edits: list[Edit] = []
         for message in context.editable if calls else ():
-            mine = {call.id for call in message.tool_calls if call.id in calls and call.arguments}
-            whole = message.text_known and count_parts(message, "call") == len(message.tool_calls)
-            if mine and whole:
+            if any(call.id in calls for call in message.tool_calls):
                 new = message.to_dict()
                 for call in new["tool_calls"]:
-                    if call["id"] in mine:
+                    if call["id"] in calls:
                         call["function"]["arguments"] = "{}"
                 edits.append(rerender(message, new, mode=self.mode))
         return edits

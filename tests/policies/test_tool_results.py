@@ -262,6 +262,25 @@ def test_clear_tool_inputs(history: History) -> None:
     assert arguments(session)[0] == {"text": "a" * 30}
 
 
+def test_long_arguments_with_a_short_result(history: History) -> None:
+    rounds = [(call("write", text="t" * 90), "ok"), (call("write", text="t" * 20), "ok"), *reads(1)]
+    session = history(rounds)
+    (edit,) = run(session, KeepLast(1, clear_tool_inputs=True, min_tokens=60)).applied_edits
+    assert arguments(session) == [{}, {"text": "t" * 20}, {"n": 0}]
+    assert texts(session)[:2] == ["ok", "ok"]
+    assert edit.message_ids == (session.transcript.of_role("assistant")[0].id,)
+    run(session, KeepLast(1), KeepLast(1, clear_tool_inputs=True))  # a later policy may still blank
+    assert arguments(session) == [{}, {}, {"n": 0}]
+
+
+def test_arguments_of_a_result_that_was_cleared_before(history: History) -> None:
+    session = history([(call("read", path="p" * 20), LONG), *reads(1)])
+    run(session, KeepLast(1))
+    run(session, KeepLast(1, clear_tool_inputs=True))
+    assert arguments(session) == [{}, {"n": 0}]
+    assert texts(session)[0] == "[cleared]"
+
+
 def test_blanking_one_call_after_the_other(history: History) -> None:
     rounds = [[(call("a", x=1), LONG), (call("b", y=2), LONG)], *reads(1)]
     session = history(rounds)
