@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -53,10 +54,8 @@ class Scene:
             side.call(pb.ApplyDirectivesRequest(request_id=fresh(), session_id=self.id, prefill=True))
 
     def close(self) -> None:
-        try:
+        with suppress(errors.SessionNotFound):
             self.side.call(pb.CloseSessionRequest(request_id=fresh(), session_id=self.id))
-        except errors.SessionNotFound:
-            pass
 
     # ------------------------------------------------------------ requests
 
