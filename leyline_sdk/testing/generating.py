@@ -17,8 +17,15 @@ class Generating:
     """Steps when it is read, or to its end when somebody waits for it. `events` is all that was said."""
 
     def __init__(
-        self, started: pb.GenerateStarted, ids: Sequence[int], budget: int, request: pb.GenerateRequest, finish: Finish
+        self,
+        started: pb.GenerateStarted,
+        ids: Sequence[int],
+        budget: int,
+        request: pb.GenerateRequest,
+        finish: Finish,
+        body: Sequence[int] = (),
     ) -> None:
+        """`body`: what the message said before it was cut short, when this goes on with it."""
         self.events = [pb.GenerateResponse(started=started)]
         self.over = False
         self._unread = deque(self.events)
@@ -30,6 +37,8 @@ class Generating:
         self._thinking = self._calling = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # text that may still turn out to be a stop string
+        for token in body:
+            self._decoded(token)
 
     @classmethod
     def replay(cls, events: Sequence[pb.GenerateResponse]) -> Generating:

@@ -212,7 +212,8 @@ def admit(server: FakeServer, tenant: str, request: pb.GenerateRequest) -> Gener
         server.once.record(tenant, request, running.events)
         return _finished(server, session, said, reason, stop, report)
 
-    running = session.running = Generating(started, ids, budget, request, finish)
+    body = kv.tokens(state.rows[conversation.body_start(server.format) :])
+    running = session.running = Generating(started, ids, budget, request, finish, body)
     return running
 
 

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         def act() -> None:
             with session.generate(max_tokens=max_tokens, raw=raw, stop=["c"]) as stream:
                 text = "".join(stream.text)
-                assert raw or stream.final().text.endswith(text)
+                assert raw or text in stream.final().text  # which may end in half a character
 
         self.attempt(session, act)
 
@@ -203,5 +203,5 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
