@@ -1,7 +1,10 @@
-"""Measures the model in free-running sessions on held-out names: `python -m training.evaluate leyline_server/assets/tiny`.
+"""Measures the model in free-running sessions on held-out names.
 
-Plain Hugging Face `generate`, greedy, many sessions side by side; the tools are a dictionary. Each assistant message is generated from
-the whole conversation rendered anew, with outputs older than `--clear-after` assistant turns replaced by `[cleared]` if asked for.
+    python -m training.evaluate leyline_server/assets/tiny [--clear-after 2 --lengths 8 12 16]
+
+Plain Hugging Face `generate`, greedy, many sessions side by side; the tools are a dictionary. Each assistant message is
+generated from the whole conversation rendered anew, with outputs that have `--clear-after` or more assistant messages
+after them replaced by `[cleared]` if asked for.
 """
 
 import json
@@ -18,7 +21,18 @@ from transformers import DeepseekV2ForCausalLM
 
 from training.histories import CLEARED, old_outputs
 from training.render import (
-    ARGS, ASSISTANT, BOS, CALL, END, END_CALL, PAD, READ_FILE, SYSTEM_PROMPT, Call, Message, encode,
+    ARGS,
+    ASSISTANT,
+    BOS,
+    CALL,
+    END,
+    END_CALL,
+    PAD,
+    READ_FILE,
+    SYSTEM_PROMPT,
+    Call,
+    Message,
+    encode,
 )
 from training.tasks import KINDS, Session, Task, make_session
 
@@ -79,12 +93,12 @@ class Agent:
         try:
             message = parse_message(ids, tokenizer)
         except ValueError:
-            return self._finish(tokenizer.decode(ids, skip_special_tokens=False))
+            message = Message("assistant", tokenizer.decode(ids, skip_special_tokens=False))
         self.messages.append(message)
         if not message.calls or self.num_turns >= MAX_TURNS_PER_TASK:
-            return self._finish(message.content)
-        for call in message.calls:
-            self.messages.append(Message("tool", self._read(call)))
+            self._finish(message.content)
+            return
+        self.messages += [Message("tool", self._read(call)) for call in message.calls]
 
     def _read(self, call: Call) -> str:
         path = call.arguments.get("path") if isinstance(call.arguments, dict) else None
@@ -137,7 +151,8 @@ def run_sessions(
 
 def summarize(agents: list[Agent], label: str) -> dict[str, Any]:
     """Shares of right answers, of sessions right throughout and of each kind, printed as one line."""
-    total, right = Counter(), Counter()
+    total: Counter[str] = Counter()
+    right: Counter[str] = Counter()
     for agent in agents:
         for task, is_right, _ in agent.results:
             total[task.kind] += 1
@@ -170,7 +185,9 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(f"{args.model}/tokenizer.json")
     model = DeepseekV2ForCausalLM.from_pretrained(args.model).float().to(args.device).eval()
     sessions = [
-        make_session(Random(f"{args.seed}/{length}/{i}"), length) for length in args.lengths for i in range(args.sessions)
+        make_session(Random(f"{args.seed}/{length}/{i}"), length)
+        for length in args.lengths
+        for i in range(args.sessions)
     ]
     agents = run_sessions(model, tokenizer, sessions, args.clear_after, args.batch)
     for length in args.lengths:

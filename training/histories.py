@@ -1,6 +1,6 @@
 """Histories as context policies leave them: old tool outputs cleared, cut short or gone.
 
-What an assistant message said right after an output that is now edited can't be learnt from the text: it is not trained.
+What an assistant message said right after an output that is now edited can't be learnt from the text: it isn't trained.
 """
 
 from dataclasses import replace

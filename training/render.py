@@ -9,10 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-SPECIAL_TOKENS = [
-    f"<|{name}|>"
-    for name in "pad bos system user assistant tool end call args /call think /think".split()
-]
+SPECIAL_NAMES = ["pad", "bos", "system", "user", "assistant", "tool", "end", "call", "args", "/call", "think", "/think"]
+SPECIAL_TOKENS = [f"<|{name}|>" for name in SPECIAL_NAMES]
 PAD, BOS, SYSTEM, USER, ASSISTANT, TOOL, END, CALL, ARGS, END_CALL, THINK, END_THINK = range(len(SPECIAL_TOKENS))
 ROLE_IDS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
@@ -74,9 +72,7 @@ def pieces(message: Message, tools: list[dict[str, Any]]) -> list[int | str]:
     return [*parts, END]
 
 
-def encode(
-    messages: list[Message], tokenizer: Tokenizer, tools: list[dict[str, Any]]
-) -> tuple[list[int], list[int]]:
+def encode(messages: list[Message], tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
     """Ids and loss classes of consecutive messages, without `<|bos|>`."""
     all_ids: list[int] = []
     classes: list[int] = []

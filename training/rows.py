@@ -57,7 +57,7 @@ def make_row(rng: Random, tokenizer: Tokenizer, shape: Shape) -> tuple[list[int]
     return ids[: shape.length], classes[: shape.length]
 
 
-class Batches(IterableDataset):
+class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     """Endless batches `ids [num_rows, length] int64, classes [num_rows, length] uint8`, different in every worker."""
 
     def __init__(self, tokenizer_path: str, shape: Shape, seed: int) -> None:

@@ -1,10 +1,8 @@
-"""Sessions of file-reading tasks: what is asked, which files exist, what the answer is. Knows no tokens and needs no torch.
+"""Sessions of file-reading tasks: what is asked, which files exist, what the answer is. No tokens, no torch.
 
-    session = make_session(Random(0), num_tasks=8)
-    for task in session.tasks:
-        write(task.files)                    # new and changed files
-        ask(task.question)                   # the first read of this task fails with task.fail_first, if that is set
-        right = reply.strip() == task.answer
+A driver makes `session = make_session(Random(0), num_tasks=8)` and, for each task in `session.tasks`, writes
+`task.files`, asks `task.question`, lets the first read fail with `task.fail_first` where that is set, and compares the
+reply with `task.answer`.
 """
 
 from dataclasses import dataclass, field

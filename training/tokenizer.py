@@ -1,7 +1,7 @@
-"""Makes the tokenizer: byte-level BPE with single digits, learnt from the generator's own text and some ordinary English.
+"""Makes the tokenizer: byte-level BPE with single digits, learnt from the generator's text and some ordinary English.
 
-A word is never merged with the space before it, so that a key has the same ids in a question and at the start of a line;
-only the joints that every task uses (` = `, ` in `, ` is `, ` and `) are one piece with both their spaces.
+A word is never merged with the space before it, so that a key has the same ids in a question and at the start of a
+line; only the joints that every task uses (` = `, ` in `, ` is `, ` and `) are one piece with both their spaces.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from random import Random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from training.render import END, PAD, BOS, READ_FILE, SPECIAL_TOKENS, SYSTEM_PROMPT, compact_json, pieces
-from training.rows import OTHER_PROMPTS
 from training.histories import CLEARED
+from training.render import BOS, END, PAD, READ_FILE, SPECIAL_TOKENS, SYSTEM_PROMPT, compact_json, pieces
+from training.rows import OTHER_PROMPTS
 from training.tasks import SessionMaker
 from training.transcripts import transcript
 from training.words import REAL_WORDS
@@ -22,12 +22,15 @@ VOCAB_SIZE = 1280
 PIECES = r" (?:=|in|is|and) |\p{N}|\p{L}+|\n| |[^\p{L}\p{N}\s]+|\s"
 
 ENGLISH = """
-The quick brown fox jumps over the lazy dog. This file was written by hand and can be changed at any time. Set the value to true or
-false, yes or no, on or off. You can read more about the options in the manual; each of them has a name, a type and a default. If the
-server does not start, look at the log first: it says which port is in use and why. Please do not edit the lines below unless you know
-what they do. There are three ways to make it work, but only one of them is right. We thank everyone who has helped with this project.
-How many files are there? Who wrote them, when, and where should they go? Nothing was found, so try again later or ask someone else.
-error: permission denied. error: no such file or directory. warning: unknown option ignored. {"id": 1, "items": [], "ok": null}
+The quick brown fox jumps over the lazy dog. This file was written by hand and can be changed at any time. Set
+the value to true or false, yes or no, on or off. You can read more about the options in the manual; each of
+them has a name, a type and a default. If the server does not start, look at the log first: it says which port
+is in use and why. Please do not edit the lines below unless you know what they do. There are three ways to
+make it work, but only one of them is right. We thank everyone who has helped with this project. How many
+files are there? Who wrote them, when, and where should they go? Nothing was found, so try again later or ask
+someone else.
+error: permission denied. error: no such file or directory. warning: unknown option ignored.
+{"id": 1, "items": [], "ok": null}
 """
 
 

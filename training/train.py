@@ -1,9 +1,11 @@
-"""The training loop: AdamW, cosine to zero, rows that grow longer. Bounded by steps or by minutes, whichever ends first."""
+"""The training loop: AdamW, cosine to zero, rows that grow longer; ends by steps or by minutes, whichever is first."""
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +54,7 @@ def weighted_loss(model: nn.Module, ids: Tensor, classes: Tensor, weights: Tenso
     return (losses * row_weights).sum() / row_weights.sum(), right.sum() / is_trained.sum()
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay, norms don't."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -67,7 +69,9 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
     fused = recipe.device == "cuda"
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe.weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
     weights = torch.tensor(LOSS_WEIGHTS, device=recipe.device)
-    shape, batches, waited = None, iter(()), 0.0
+    shape: Shape | None = None
+    batches: Iterator[tuple[Tensor, Tensor]] = iter(())
+    waited = 0.0
     start = last_save = time.monotonic()
     for step in range(recipe.steps):
         elapsed = time.monotonic() - start
@@ -86,8 +90,9 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
             )
             batches = iter(loader)
         asked = time.monotonic()
-        ids, classes = (tensor.to(recipe.device, non_blocking=True) for tensor in next(batches))
+        ids, classes = next(batches)
         waited += time.monotonic() - asked
+        ids, classes = (part.to(recipe.device, non_blocking=True) for part in (ids, classes))
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step, progress)
         with torch.autocast(recipe.device, dtype=torch.bfloat16):

@@ -1,37 +1,18 @@
 """Random file stems, keys and values, split into a training part and a held-out part that share no word.
 
-The split is a hash of the text, so nothing has to be stored: an evaluation draws only what training can never have drawn.
+The split is a hash of the text, so nothing has to be stored: an evaluation draws only what training never could.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from zlib import crc32
 
-ONSETS = "b d f g h j k l m n p r s t v w z br dr gr kr pl st tr".split()
-VOWELS = "a e i o u".split()
+ONSETS = [*"bdfghjklmnprstvwz", "br", "dr", "gr", "kr", "pl", "st", "tr"]
+VOWELS = [*"aeiou"]
 CODAS = ["", "", "", "", "n", "r", "s", "l", "x", "m"]
 
-REAL_WORDS = """
-access action active agent alarm alias alpha api app archive area audio auth author auto backend backup band base batch beacon
-beta bind block board body boot border box branch bridge broker browser bucket budget buffer build bus button cache camera
-canvas cap card cell chain channel chart check city class client clock cloud cluster code codec color column command
-compress config connect console contact content control cookie copy core count country crash cron cursor cycle daemon
-data database date day debug deck default delay delta demo deploy depth desk device dialog digest dir disk display dns
-domain door draft driver dump edge editor email encoder engine env epoch error event expire export factor fan feed fetch
-field file filter firewall flag flow folder font form format forum frame gain gamma garden gate gateway glyph grid
-group guard guest handler hash header heap height help home host hour house icon idle image import index info
-input interval job journal kernel key label lamp lang language latency layer layout lease length level library license
-limit line link list loader local lock log logger login loop machine mail main map mask master max media member
-memory menu metric mirror mode model module monitor motor mount name net network node note notify number offset
-order origin output owner pack page pair panel parser password patch path peer period phase photo pin pipe plan
-player plugin point policy poll pool port power prefix price print priority profile project prompt proxy queue quota
-radio range rate ratio reader record redis region relay remote render replica report retry rib role room root route router
-rule sample scale scan scene schema score screen script search seat secret sector seed sensor server service session
-shade shard share shell shop shift signal site size slot socket source space speed stage state station status step
-storage store stream style suffix sync system table tag target task team temp test theme thread throttle tick ticket
-time timeout title token tool topic trace track train tree trigger tunnel type unit update upload url user
-vault vector version video view volume wallet watch web weight wheel width window worker zone
-fast slow red green blue high low strict loose warm cold dark light round flat quiet loud small large deep plain north south
-""".split()
+REAL_WORDS = (Path(__file__).parent / "words.txt").read_text().split()
 
 UNITS = ["ms", "s", "m", "h", "kb", "mb", "gb"]
 EXTENSIONS = [".ini"] * 14 + [".cfg", ".conf", ".txt"]
@@ -64,7 +45,7 @@ class WordMaker:
         folder = self.rng.choice(FOLDERS) + "/" if self.rng.random() < 0.08 else ""
         return folder + self.stem() + self.rng.choice(EXTENSIONS)
 
-    def _draw(self, make) -> str:
+    def _draw(self, make: Callable[[], str]) -> str:
         while True:
             text = make()
             if is_heldout(text) == self.heldout:
