@@ -47,7 +47,7 @@ def test_fp32_logits_of_edits_equal_the_oracle(both):
     assert pair.error(forced=random_ids(3, seed=1)) < 1e-3
     for seed in range(5):
         pair.amortize(
-            (10 + seed, 60, random_ids(3, seed=seed)), (100, 100 + seed, []), (200, 200, random_ids(9, seed=7))
+            (10 + seed, 20 + seed, random_ids(3, seed=seed)), (100, 100 + seed, []), (200, 200, random_ids(9, seed=7))
         )
         pair.append(random_ids(5, seed=seed + 20))
         assert pair.error(forced=random_ids(3, seed=seed + 40)) < 1e-3
