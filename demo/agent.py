@@ -23,12 +23,10 @@ SYSTEM = "You answer questions about files. Read them with read_file."
 
 
 class Conversation(Protocol):
-    """Where the agent speaks. What is said waits until a reply is asked for."""
+    """Where the agent speaks."""
 
-    def say(self, text: str) -> None: ...
-
-    def results(self, results: Mapping[str, str]) -> None:
-        """What the tools printed, by call id."""
+    def add(self, messages: Sequence[dict[str, Any]]) -> None:
+        """OpenAI-style messages. They wait until a reply is asked for."""
 
     def reply(self, forced: Sequence[int] = ()) -> Reply:
         """Lets the model speak; `forced` are ids that it is made to say."""
@@ -65,13 +63,17 @@ class Files:
         (self._root / path).unlink()
 
 
+def result_of(call: ToolCall, output: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "content": output}
+
+
 def run_task(conversation: Conversation, task: Task, files: Files) -> str:
     """The model's answer to one task; empty when it never stops calling tools."""
     files.prepare(task)
-    conversation.say(task.question)
+    conversation.add([{"role": "user", "content": task.question}])
     for _ in range(MAX_STEPS):
         reply = conversation.reply()
         if not reply.tool_calls:
             return reply.text
-        conversation.results({call.id: files.run(call) for call in reply.tool_calls})
+        conversation.add([result_of(call, files.run(call)) for call in reply.tool_calls])
     return ""

@@ -5,7 +5,7 @@
     re-prefill 4      the same, with edits only every four turns: fewer breaks of the prefix, a longer prompt
     AMORTIZE, FORGET  a policy of the SDK edits the one live session
 
-All of them clear the same tool outputs by the same rule: those older than two turns.
+All of them clear by the same policy object: tool outputs older than two turns become `[cleared]`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,22 @@ from typing import Any, Literal
 from demo.cells import LiveList
 from demo.record import Cell, Cut, Run, Turn, runs
 from leyline_policies import TruncateOlderThan
-from leyline_sdk import AppliedEdit, Leyline, Message, Mode, Policy, Reply, Session, Stream
+from leyline_sdk import (
+    AppliedEdit,
+    Leyline,
+    Message,
+    Mode,
+    Policy,
+    PolicyContext,
+    Reply,
+    Session,
+    Stream,
+    ToolCall,
+    Transcript,
+)
+from leyline_sdk.edits import InMessage
 
 OLDER_THAN = 2
-PLACEHOLDER = "[cleared]"
 MAX_TOKENS = 96
 
 OnTurn = Callable[[Turn], None]
@@ -46,9 +58,9 @@ class Arm:
         return self.name.replace(" ", "-").replace("=", "-").lower()
 
     def policies(self) -> list[Policy]:
-        if self.kind != "in place":
+        if self.kind == "none":
             return []
-        return [TruncateOlderThan(OLDER_THAN, placeholder=PLACEHOLDER, mode=self.mode)]
+        return [TruncateOlderThan(older_than=OLDER_THAN, every=self.every, mode=self.mode)]
 
 
 ARMS = (
@@ -62,8 +74,17 @@ ARMS = (
 
 def describe(reply: Reply) -> str:
     """What the model did in a turn."""
-    calls = [f"{call.name}({', '.join(map(str, call.arguments.values()))})" for call in reply.tool_calls]
-    return " ".join(calls) or f"answers {reply.text!r}"
+    return " ".join(map(call_text, reply.tool_calls)) or f"answers {reply.text!r}"
+
+
+def call_text(call: ToolCall) -> str:
+    return f"{call.name}({', '.join(map(str, call.arguments.values()))})"
+
+
+def _answered(result: Message, session: Session) -> str:
+    """The call that a tool message answers, as text."""
+    call = session.transcript.call_of(result)
+    return call_text(call) if call else result.role
 
 
 def first_token(stream: Stream, since: float) -> tuple[Reply, float]:
@@ -100,110 +121,85 @@ class InPlace:
         self._waiting: list[dict[str, Any]] = []
         self._list = LiveList()
 
-    def say(self, text: str) -> None:
-        self._waiting.append({"role": "user", "content": text})
-
-    def results(self, results: Mapping[str, str]) -> None:
-        self._waiting += [{"role": "tool", "tool_call_id": id, "content": text} for id, text in results.items()]
+    def add(self, messages: Sequence[dict[str, Any]]) -> None:
+        self._waiting += messages
 
     def reply(self, forced: Sequence[int] = ()) -> Reply:
         start = time.perf_counter()
-        self.session.append(self._waiting)
+        if self._waiting:
+            self.session.append(self._waiting)
         self._waiting = []
         with self.session.generate(max_tokens=len(forced) or MAX_TOKENS, force_token_ids=forced) as stream:
             reply, waited_ms = first_token(stream, start)
-        cuts = tuple(Cut(self._what(edit), edit.removed, edit.inserted) for edit in reply.applied_edits)
         cells = self._list.turn(reply.applied_edits, reply)
+        cuts = tuple(map(self._cut, reply.applied_edits))
         self.turns.append(_turn(len(self.turns) + 1, reply, waited_ms, cuts, cells))
         self._on_turn(self.turns[-1])
         return reply
 
-    def _what(self, edit: AppliedEdit) -> str:
-        message = self.session.transcript.get(edit.message_ids[0]) if edit.message_ids else None
-        return what(message, self.session) if message else "?"
-
-
-def what(result: Message, session: Session) -> str:
-    """The call that a tool message answers, as text."""
-    call = session.transcript.call_of(result)
-    return f"{call.name}({', '.join(map(str, call.arguments.values()))})" if call else result.role
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A message of the client's own history. `turn`: when it was added."""
-
-    message: dict[str, Any]
-    turn: int
-    cleared: bool = False
+    def _cut(self, edit: AppliedEdit) -> Cut:
+        message = self.session.transcript.get(edit.message_ids[0])
+        what = _answered(message, self.session) if message else "a message"
+        return Cut(what, edit.removed, edit.inserted, edit.receipt.influence_remains)
 
 
 @dataclass(slots=True)
 class Reprefilled:
     """What everybody does today: edit the messages, send all of them again. The server's prefix cache helps.
 
-    Every reply comes from a new session that is given the whole history; the one before it is closed.
+    Every reply comes from a new session that is given the whole history; the one before it is closed. The policies
+    are the SDK's, run on this side.
     """
 
     client: Leyline
     system: str
     tools: Sequence[Mapping[str, Any]]
-    every: int
+    policies: Sequence[Policy]
     on_turn: OnTurn
     turns: list[Turn] = field(default_factory=list)
     session: Session | None = None
-    _history: list[_Kept] = field(default_factory=list)
+    _waiting: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
-        self._history.append(_Kept({"role": "user", "content": text}, len(self.turns)))
-
-    def results(self, results: Mapping[str, str]) -> None:
-        for call_id, text in results.items():
-            message = {"role": "tool", "tool_call_id": call_id, "content": text}
-            self._history.append(_Kept(message, len(self.turns)))
+    def add(self, messages: Sequence[dict[str, Any]]) -> None:
+        self._waiting += messages
 
     def reply(self, forced: Sequence[int] = ()) -> Reply:
         start = time.perf_counter()
-        cleared = self._clear()
-        before, old = self.session, {}
-        if before is not None:  # sizes of what was cleared, for the record alone
-            old = {index: before.transcript.messages[index + 1] for index in cleared}
-        messages = [kept.message for kept in self._history]
-        self.session = self.client.session(system=self.system, tools=self.tools, messages=messages)
+        before = self.session
+        history = self._edited(before.transcript) if before else [{"role": "system", "content": self.system}]
+        self.session = self.client.session(tools=self.tools, messages=[*history, *self._waiting])
+        self._waiting = []
         with self.session.generate(max_tokens=len(forced) or MAX_TOKENS, force_token_ids=forced) as stream:
             reply, waited_ms = first_token(stream, start)
-        if before is not None:
-            before.close()
-        self._history.append(_Kept(_sendable(self.session.transcript.messages[-1]), len(self.turns)))
-        new = self.session.transcript.messages
-        cuts, removed = [], {}
-        for index, was in old.items():
-            now = new[index + 1]
-            cuts.append(Cut(what(now, self.session), was.content_tokens, now.content_tokens))
-            removed[now.start + now.parts[0].length] = was.content_tokens
-        states: list[Cell] = ["kept"] * reply.usage.reused + ["computed"] * (reply.usage.computed + reply.usage.generated)
-        cells = runs(states, removed)
-        self.turns.append(_turn(len(self.turns) + 1, reply, waited_ms, tuple(cuts), cells))
+        cuts, removed = _compare(before.transcript if before else Transcript(), self.session)
+        states: list[Cell] = ["kept"] * reply.usage.reused
+        states += ["computed"] * (reply.usage.computed + reply.usage.generated)
+        self.turns.append(_turn(len(self.turns) + 1, reply, waited_ms, cuts, runs(states, removed)))
         self.on_turn(self.turns[-1])
+        if before:
+            before.close()
         return reply
 
-    def _clear(self) -> list[int]:
-        """Clears old tool outputs, when it is time to. Indices of what was cleared."""
-        turn = len(self.turns)
-        if turn % self.every:
-            return []
-        cleared = []
-        for index, kept in enumerate(self._history):
-            if kept.message["role"] == "tool" and not kept.cleared and turn - kept.turn > OLDER_THAN:
-                kept.message = {**kept.message, "content": PLACEHOLDER}
-                kept.cleared = True
-                cleared.append(index)
-        return cleared
+    def _edited(self, transcript: Transcript) -> list[dict[str, Any]]:
+        """The messages as the policies want them, without the ids that they had in their session."""
+        contents: dict[str, str] = {}
+        for policy in self.policies:
+            for edit in policy.plan(PolicyContext(transcript, max_context=0)):
+                if isinstance(edit.target, InMessage) and isinstance(edit.replacement, str):
+                    contents[edit.target.message_id] = edit.replacement
+        messages = [{**m.to_dict(), "content": contents.get(m.id, m.text)} for m in transcript]
+        return [{key: value for key, value in message.items() if key != "id"} for message in messages]
 
 
-def _sendable(message: Message) -> dict[str, Any]:
-    """An assistant message as the next session is given it: without its id in this one."""
-    return {key: value for key, value in message.to_dict().items() if key != "id"}
+def _compare(before: Transcript, session: Session) -> tuple[tuple[Cut, ...], dict[int, int]]:
+    """What became shorter from one session to the next: for the line, and where in the new one for the picture."""
+    cuts: list[Cut] = []
+    removed: dict[int, int] = {}
+    for old, new in zip(before, session.transcript, strict=False):
+        if old.text != new.text:
+            cuts.append(Cut(_answered(new, session), old.content_tokens, new.content_tokens, False))
+            removed[new.start + new.parts[0].length] = old.content_tokens
+    return tuple(cuts), removed
 
 
 def converse(
@@ -211,5 +207,5 @@ def converse(
 ) -> InPlace | Reprefilled:
     """The arm's conversation, newly begun."""
     if arm.kind == "re-prefill":
-        return Reprefilled(client, system, tools, arm.every, on_turn)
+        return Reprefilled(client, system, tools, arm.policies(), on_turn)
     return InPlace(client.session(system=system, tools=tools, policies=arm.policies()), on_turn)

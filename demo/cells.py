@@ -30,9 +30,10 @@ class LiveList:
             removed[at] = removed.get(at, 0) + receipt.removed
         self._written += [PENDING] * (reply.usage.context - len(self._written))
         states = self._compute(reply.cache.prefix_hit)
+        states += ["computed"] * reply.usage.generated
         self._written += range(len(self._written), len(self._written) + reply.usage.generated)
         self._written[-1] = PENDING  # the last token was sampled and not yet evaluated
-        return runs([*states, *["computed"] * reply.usage.generated], removed)
+        return runs(states, removed)
 
     def _compute(self, prefix_hits: int) -> list[Cell]:
         states: list[Cell] = []

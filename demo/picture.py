@@ -10,7 +10,7 @@ from demo.record import ArmResult, Cell, Turn
 
 COLOURS: dict[Cell, str] = {"kept": "#b9c4d0", "turned": "#3f88c5", "computed": "#f4a236", "removed": "#e4572e"}
 MEANING: dict[Cell, str] = {
-    "kept": "kept where it stood",
+    "kept": "kept, or a prefix hit, where it stood",
     "turned": "kept, and read at a new position",
     "computed": "computed",
     "removed": "removed",
@@ -44,7 +44,7 @@ def draw(path: Path, results: Sequence[ArmResult], title: str) -> None:
         fontsize=10,
         labelcolor=INK,
     )
-    figure.tight_layout(rect=(0, 0.6 / figure.get_figheight(), 1, 1))
+    figure.tight_layout(rect=(0, 0.45 / figure.get_figheight(), 1, 1), w_pad=3)
     figure.savefig(path, dpi=150, facecolor="white")
     plt.close(figure)
 
@@ -67,9 +67,7 @@ def _panel(axes: Any, result: ArmResult, num_turns: int, width: int) -> None:
     for turn in result.turns:
         for kind, spans in bars(turn).items():
             axes.broken_barh(spans, (turn.index - ROW_HEIGHT / 2, ROW_HEIGHT), facecolors=COLOURS[kind], linewidth=0)
-    axes.set_title(
-        f"{result.name}: {result.rows_computed:,} rows computed", loc="left", fontsize=11, color=INK, pad=8
-    )
+    axes.set_title(f"{result.name}: {result.rows_computed:,} rows computed", loc="left", fontsize=11, color=INK, pad=8)
     axes.set_xlim(0, width * 1.01)
     axes.set_ylim(num_turns + 0.7, 0.3)
     axes.set_xlabel("the session's list, in tokens", color=INK)

@@ -13,11 +13,15 @@ Run = tuple[Cell, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A span that gave way in this turn: `removed` tokens became `inserted`."""
+    """A span that gave way in this turn: `removed` tokens became `inserted`.
+
+    `influence_remains`: rows that stay in the cache had been computed from it, by the server's receipt.
+    """
 
     what: str
     removed: int
     inserted: int
+    influence_remains: bool
 
 
 @dataclass(frozen=True, slots=True)

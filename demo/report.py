@@ -9,16 +9,19 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from demo.arms import Arm
 from demo.record import ArmResult, Turn
+from demo.resume import Removed, Resumed
 
 MIN_RIGHT_SHARE = 11 / 12
 MAX_COMPUTED_SHARE = 0.60
 RIVAL, WINNER = "re-prefill", "AMORTIZE"
+TABLE_WIDTH = 110
 
 
 def turn_line(turn: Turn, rival: Turn | None = None) -> Text:
@@ -51,16 +54,25 @@ def median_p95(values: Sequence[float]) -> tuple[float, float]:
     return cuts[9], cuts[18]
 
 
-def table(results: Sequence[ArmResult], judged: bool = True) -> Table:
-    """One row an arm. `judged`: the tasks have right answers."""
-    out = Table(title="what each arm did, all turns together", title_justify="left", header_style="bold")
-    out.add_column("arm")
+def table(results: Sequence[ArmResult]) -> Table:
+    """One row an arm. There is a column for right answers if there are answers."""
+    judged = any(result.answers for result in results)
+    out = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    out.add_column("arm", no_wrap=True)
     if judged:
-        out.add_column("answers right", justify="right")
-    for name in ("prompt tokens", "prefix hits", "kept", "turned", "computed", "rows in model", "slots in use"):
-        out.add_column(name, justify="right")
-    out.add_column("first token: median", justify="right")
-    out.add_column("p95", justify="right")
+        out.add_column("answers\nright", justify="right", no_wrap=True)
+    for name in (
+        "prompt\ntokens",
+        "prefix\nhits",
+        "\nkept",
+        "\nturned",
+        "computed:\nprefill",
+        "\nall",
+        "slots\nin use",
+    ):
+        out.add_column(name, justify="right", no_wrap=True)
+    out.add_column("first token:\nmedian", justify="right", no_wrap=True)
+    out.add_column("\np95", justify="right", no_wrap=True)
     for result in results:
         median, p95 = median_p95([turn.first_token_ms for turn in result.turns])
         cells = [f"{result.right} of {len(result.answers)}"] if judged else []
@@ -68,6 +80,21 @@ def table(results: Sequence[ArmResult], judged: bool = True) -> Table:
         cells += [f"{result.rows_computed:,}", f"{result.slots_in_use:,}", f"{median:,.0f} ms", f"{p95:,.0f} ms"]
         out.add_row(result.name, *cells, style="bold green" if result.name == WINNER else None)
     return out
+
+
+def resumed_lines(resumed: Resumed) -> str:
+    return (
+        f"killed after its tool had run; resumed by id: {resumed.tokens:,} tokens, {resumed.pending:,} of them the "
+        f"dead client's last words, not computed yet\n"
+        f"edits planned again {resumed.planned}, made again {resumed.edited}; kept {resumed.kept:,}, computed "
+        f"{resumed.computed:,}: those {resumed.pending:,} and the reply's opening; it {resumed.said}"
+    )
+
+
+def removed_line(removed: Removed) -> str:
+    remains = "kept rows had been computed from it" if removed.influence_remains else "no row comes from it"
+    steps = "; then ".join(removed.steps)
+    return f"{removed.arm} ({remains}): {removed.question} (it was {removed.value!r}) -> {steps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +114,31 @@ def judge(results: Sequence[ArmResult], edited: Sequence[str]) -> list[Check]:
         result = by_name[name]
         met = result.right >= MIN_RIGHT_SHARE * len(result.answers)
         checks.append(Check(f"{name} answers {result.right} of {len(result.answers)} (at least 11 of 12)", met))
-    return [*checks, judge_computed(by_name)]
+    return [*checks, judge_computed(by_name), judge_counts(results)]
 
 
 def judge_computed(by_name: Mapping[str, ArmResult]) -> Check:
     ours, theirs = by_name[WINNER].rows_computed, by_name[RIVAL].rows_computed
     share = ours / theirs if theirs else 1.0
     bound = f"at most {MAX_COMPUTED_SHARE:.0%}"
-    return Check(f"{WINNER} computed {ours:,} rows, {RIVAL} {theirs:,}: {share:.0%} ({bound})", share <= MAX_COMPUTED_SHARE)
+    return Check(
+        f"{WINNER} computed {ours:,} rows, {RIVAL} {theirs:,}: {share:.0%} ({bound})", share <= MAX_COMPUTED_SHARE
+    )
+
+
+def judge_counts(results: Sequence[ArmResult]) -> Check:
+    """Each reply computes what it reports, and then every token it generates but the last, which is only sampled."""
+    reported = [result.total("computed") + result.total("generated") - len(result.turns) for result in results]
+    met = reported == [result.rows_computed for result in results]
+    return Check("what the replies reported adds up to what the model was called for", met)
 
 
 def show_checks(console: Console, checks: Sequence[Check]) -> bool:
     """Prints them. Whether all are met."""
     for check in checks:
-        console.print(Text("  met  " if check.met else "NOT MET", "green" if check.met else "bold red"), Text(check.what))
+        console.print(
+            Text("  met  " if check.met else "NOT MET", "green" if check.met else "bold red"), Text(check.what)
+        )
     return all(check.met for check in checks)
 
 

@@ -6,12 +6,14 @@ Owns these two acts of the demo and what they print. The killed client is a proc
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from demo.agent import MAX_STEPS, Files
 from demo.arms import MAX_TOKENS, Arm, describe
+from demo.record import Turn
 from demo.tasks import Task
 from leyline_sdk import Leyline, Session
 
@@ -97,7 +99,7 @@ class Removed:
     influence_remains: bool
 
 
-def ask_for_removed(arm: Arm, session: Session, task: Task, files: Files) -> Removed:
+def ask_for_removed(arm: Arm, turns: Sequence[Turn], session: Session, task: Task, files: Files) -> Removed:
     """Asks for a value of the task's file that nobody asked for, in a fork of the session that no policy edits."""
     path, content = next(iter(task.files.items()))
     pairs = [line.split(" = ", 1) for line in content.splitlines() if " = " in line]
@@ -107,7 +109,7 @@ def ask_for_removed(arm: Arm, session: Session, task: Task, files: Files) -> Rem
         fork.policies.clear()
         question = f"What is {key} in {path}?"
         fork.append(question)
-        steps = []
+        steps: list[str] = []
         for _ in range(MAX_STEPS):
             reply = fork.complete(max_tokens=MAX_TOKENS)
             steps.append(describe(reply))
@@ -115,4 +117,5 @@ def ask_for_removed(arm: Arm, session: Session, task: Task, files: Files) -> Rem
                 break
             fork.append_results({call.id: files.run(call) for call in reply.tool_calls})
         fork.close()
-    return Removed(arm.name, question, value, tuple(steps), False)
+    remains = any(cut.influence_remains for turn in turns for cut in turn.cuts if path in cut.what)
+    return Removed(arm.name, question, value, tuple(steps), remains)

@@ -1,4 +1,4 @@
-"""Starts `leyline-server` as a process of its own and stops it again. Knows its start-up line and nothing else of it."""
+"""Starts `leyline-server` as a process of its own and stops it again. Knows its start-up line and no more."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def pool_stats(address: str, api_key: str) -> pb.PoolStats:
     """The server's own counters: slots in use, and the rows it computed since it started."""
     with grpc.insecure_channel(address) as channel:
         stub = leyline_pb2_grpc.LeylineStub(channel)
-        info = stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=[("authorization", f"Bearer {api_key}")])
+        info = stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=(("authorization", f"Bearer {api_key}"),))
     return info.pool
