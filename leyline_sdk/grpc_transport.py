@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 from google.protobuf.message import Message as Proto
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # ships no types
+from google.rpc import error_details_pb2
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from leyline_proto import leyline_pb2 as pb

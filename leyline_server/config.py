@@ -40,38 +40,46 @@ class ServerConfig(BaseSettings):
         protected_namespaces=(),
     )
 
-    config: Path | None = Field(None, description="a TOML file with settings")
-    model: str = Field("tiny", description="a checkpoint directory, a hub id, or 'tiny': the model in the package")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
+    config: Path | None = Field(default=None, description="a TOML file with settings")
+    model: str = Field(
+        default="tiny", description="a checkpoint directory, a hub id, or 'tiny': the model in the package"
+    )
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    device: str = Field(default="auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of weights and cache; auto: bfloat16 on a GPU, float32 on a CPU"
+        default="auto", description="of weights and cache; auto: bfloat16 on a GPU, float32 on a CPU"
     )
     slots: int | None = Field(
-        None, ge=16, description="tokens the pool holds; unset: what memory_fraction of the free memory holds"
+        default=None, ge=16, description="tokens the pool holds; unset: what memory_fraction of the free memory holds"
     )
-    memory_fraction: float = Field(0.8, gt=0, lt=1, description="of the free device memory that the pool may take")
-    max_context: int | None = Field(None, ge=16, description="tokens in one session; unset: what model and pool allow")
-    prefill_chunk: int = Field(512, ge=1, description="tokens computed in one step, all sessions together")
-    max_sessions: int = Field(1024, ge=1, description="sessions held at once")
-    max_queue: int = Field(64, ge=0, description="requests that may wait for slots, and calls for one session")
-    session_ttl: float = Field(3600, gt=0, description="seconds without a call after which a session is closed")
-    default_max_tokens: int = Field(1024, ge=1, description="tokens of a Generate that names no max_tokens")
-    max_replacement: int = Field(4096, ge=1, description="tokens in one R")
-    max_directives: int = Field(256, ge=1, description="directives in one call")
-    remembered_requests: int = Field(4096, ge=1, description="request ids whose answers are kept for retries")
+    memory_fraction: float = Field(
+        default=0.8, gt=0, lt=1, description="of the free device memory that the pool may take"
+    )
+    max_context: int | None = Field(
+        default=None, ge=16, description="tokens in one session; unset: what model and pool allow"
+    )
+    prefill_chunk: int = Field(default=512, ge=1, description="tokens computed in one step, all sessions together")
+    max_sessions: int = Field(default=1024, ge=1, description="sessions held at once")
+    max_queue: int = Field(default=64, ge=0, description="requests that may wait for slots, and calls for one session")
+    session_ttl: float = Field(default=3600, gt=0, description="seconds without a call after which a session is closed")
+    default_max_tokens: int = Field(default=1024, ge=1, description="tokens of a Generate that names no max_tokens")
+    max_replacement: int = Field(default=4096, ge=1, description="tokens in one R")
+    max_directives: int = Field(default=256, ge=1, description="directives in one call")
+    remembered_requests: int = Field(default=4096, ge=1, description="request ids whose answers are kept for retries")
     api_keys: dict[str, str] = Field(
         default_factory=dict, description="key=tenant pairs; without any, everybody is tenant 'default'"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of the model; unset: torch's choice")
-    drain: float = Field(10, ge=0, description="seconds that running calls get at Ctrl-C")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged to stderr")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model; unset: torch's choice")
+    drain: float = Field(default=10, ge=0, description="seconds that running calls get at Ctrl-C")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="what is logged to stderr"
+    )
 
 
 def load_config(args: Sequence[str]) -> ServerConfig:
     """Reads flags, environment and file. `--help` prints and exits; a bad value raises pydantic's ValidationError."""
-    flags = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
+    flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
     environment = EnvSettingsSource(ServerConfig)
     path = flags().get("config") or environment().get("config")
     sources: list[PydanticBaseSettingsSource] = [flags, environment]

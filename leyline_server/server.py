@@ -21,6 +21,7 @@ from leyline_proto import leyline_pb2_grpc
 from leyline_proto.once import MAX_ID_BYTES
 from leyline_server.config import ServerConfig
 from leyline_server.engine.local import LocalEngine
+from leyline_server.model.chat.plain import PlainStream
 from leyline_server.model.chat.select import select_format
 from leyline_server.model.chat.template import load_renderer
 from leyline_server.model.load import LoadedModel, load
@@ -95,7 +96,7 @@ def build(config: ServerConfig) -> Parts:
         model.digest,
         config.default_max_tokens,
         config.session_ttl,
-        tokenizer.detokenizer,
+        lambda: PlainStream(tokenizer),
     )
     store = SessionStore(serving, config.remembered_requests)
     return Parts(config, model, engine, serving, store, _info(config, model, format, limits))

@@ -89,10 +89,11 @@ class ByteFormat:
             if i < len(ids) and ids[i] == Special.END_THINK:
                 parts.append(Part(MARKER, 1))
                 i += 1
-        end = _find(ids, i, tuple(Special))
-        parts.append(Part(TEXT, end - i))
-        text = self.decode(ids[i:end])
-        i = end
+        if not parts or parts[-1].kind == MARKER:  # a thought without an end has no text: two contents never touch
+            end = _find(ids, i, tuple(Special))
+            parts.append(Part(TEXT, end - i))
+            text = self.decode(ids[i:end])
+            i = end
         while i < len(ids):
             if ids[i] == Special.CALL:
                 end = _find(ids, i + 1, (Special.END_CALL, Special.END))

@@ -50,12 +50,11 @@ class PrefixTree:
         node = self._roots.setdefault(namespace, _Node(_NONE, _NONE, None, now))
         path = list(self._walk(namespace, ids))
         depth = sum(length for _, length in path)
-        for child, _ in path:
-            child.used = now
-        if path:
-            node, length = path[-1]
+        for child, length in path:
+            node = child
             if length < len(node.ids) and depth < len(ids):
-                node = self._split(node, length)
+                node = self._split(node, length)  # what is not part of this text grows no younger
+            node.used = now
         if depth < len(ids):
             leaf = _Node(ids[depth:].copy(), slots[depth:].copy(), node, now)
             self._table.retain(leaf.slots, Holder.CACHE)

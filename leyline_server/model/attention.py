@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from inspect import signature
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 
 import leyline_kernels
@@ -37,9 +37,7 @@ class PoolCache(Cache):
         super().__init__(layers=[])
         self.pool, self.batch, self.inv_freq, self.layout = pool, batch, inv_freq, layout
 
-    def update(  # type: ignore[override]
-        self, c_kv: Tensor, k_pe: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, c_kv: Tensor, k_pe: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """c_kv [1, 1, T, rank] after its norm, k_pe [1, 1, T, rope] rotated: HF's own values, stored as they are."""
         self.pool.write(layer_idx, self.batch.write_slots, c_kv[0, 0], k_pe[0, 0])
         return c_kv, k_pe
@@ -49,8 +47,22 @@ class PoolCache(Cache):
         return 0
 
 
+class _Keys(NamedTuple):
+    """What both kernels attend over, in the order of their arguments."""
+
+    c_kv: Tensor
+    k_pe: Tensor
+    written_at: Tensor
+    kv_indptr: Tensor
+    kv_slots: Tensor
+    inv_freq: Tensor
+    layout: RotaryLayout
+    scale: float
+    turned: bool
+
+
 def attend(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
@@ -65,18 +77,27 @@ def attend(
     """
     pool, batch = leyline.pool, leyline.batch
     layer_idx = module.layer_idx
-    nope = int(module.qk_nope_head_dim)  # type: ignore[arg-type]
+    nope = module.qk_nope_head_dim
     q_nope, q_pe = query[0].split([nope, query.shape[-1] - nope], dim=-1)
-    weight = module.kv_b_proj.weight.view(query.shape[1], -1, pool.c_kv.shape[-1])  # type: ignore[union-attr,operator]
+    weight = module.kv_b_proj.weight.view(query.shape[1], -1, pool.c_kv.shape[-1])
     w_uk, w_uv = weight[:, :nope], weight[:, nope:]
     q_latent = torch.bmm(q_nope, w_uk).transpose(0, 1).contiguous()  # [T, H, rank]
     q_pe = q_pe.transpose(0, 1).contiguous()
-    rows = (pool.c_kv[layer_idx], pool.k_pe[layer_idx], pool.written_at)
-    table = (batch.kv_indptr, batch.kv_slots, leyline.inv_freq, leyline.layout, scaling, batch.turned)
+    over = _Keys(
+        pool.c_kv[layer_idx],
+        pool.k_pe[layer_idx],
+        pool.written_at,
+        batch.kv_indptr,
+        batch.kv_slots,
+        leyline.inv_freq,
+        leyline.layout,
+        scaling,
+        batch.turned,
+    )
     if batch.decode:
-        out = leyline_kernels.decode(q_latent, q_pe, *rows, *table, max_len=batch.max_len)
+        out = leyline_kernels.decode(q_latent, q_pe, *over, max_len=batch.max_len)
     else:
-        out = leyline_kernels.extend(q_latent, q_pe, batch.q_indptr, batch.q_index, *rows, *table)
+        out = leyline_kernels.extend(q_latent, q_pe, batch.q_indptr, batch.q_index, *over)
     return torch.bmm(out.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)[None], None
 
 
@@ -88,14 +109,14 @@ def _pass_latents(module: nn.Module, c_kv: Tensor, k_pe: Tensor) -> tuple[Tensor
     return c_kv, k_pe
 
 
-def attach(model: PreTrainedModel) -> None:
+def attach(model: Any) -> None:
     """Makes a loaded model attend over the pool. From then on it needs a `PoolCache` in every call."""
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, _no_mask)
     model.set_attn_implementation(_NAME)
     for module in model.modules():
         if hasattr(module, "expand_kv"):
-            module.expand_kv = MethodType(_pass_latents, module)  # type: ignore[assignment]
+            module.expand_kv = MethodType(_pass_latents, module)
 
 
 def cache_argument(module: nn.Module) -> str:
@@ -104,7 +125,7 @@ def cache_argument(module: nn.Module) -> str:
 
 
 @torch.inference_mode()
-def forward(model: PreTrainedModel, cache: PoolCache) -> Tensor:
+def forward(model: Any, cache: PoolCache) -> Tensor:
     """One step of the model over a batch; returns logits [number of sampled rows, vocab] in fp32."""
     batch = cache.batch
     out = model(

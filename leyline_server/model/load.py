@@ -64,7 +64,7 @@ def load(path_or_id: str, dtype: torch.dtype, device: torch.device) -> LoadedMod
     path = _locate(path_or_id)
     config = _read_config(path)
     _check_architecture(config)
-    model = _read_weights(path, dtype).to(device).eval()  # type: ignore[arg-type]
+    model = _read_weights(path, dtype).to(device).eval()
     if device.type == "cuda":
         # No host sync in the experts, and a CUDA graph can capture them.
         model.config._experts_implementation = "grouped_mm"

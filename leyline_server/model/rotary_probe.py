@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from leyline_kernels import RotaryLayout
@@ -24,8 +23,8 @@ from leyline_kernels.reference import turn
 from leyline_server.model.attention import cache_argument
 
 TOLERANCE: Final = 0.02
-"""Relative error of a turned key. At 160k positions fp32 angles are off by 0.01 in the fastest pairs; an off-by-one errs
-by 0.11, another layout or theta by about 1."""
+"""Relative error of a turned key. At 160k positions fp32 angles are off by 0.01 in the fastest pairs; an off-by-one
+errs by 0.11, another layout or theta by about 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class _Capture(Cache):
         super().__init__(layers=[])
         self.k_pe: Tensor | None = None
 
-    def update(self, c_kv: Tensor, k_pe: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def update(self, c_kv: Tensor, k_pe: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.k_pe = k_pe[0, 0].float().clone()
         return c_kv, k_pe
 
@@ -53,13 +52,13 @@ class _Capture(Cache):
 
 
 @torch.inference_mode()
-def probe(model: PreTrainedModel) -> RotaryProbe:
+def probe(model: Any) -> RotaryProbe:
     """Finds the layout of the stored keys. The model must still be unpatched."""
-    rotary = model.model.rotary_emb  # type: ignore[union-attr]
-    inv_freq: Tensor = rotary.inv_freq.detach().float().clone()  # type: ignore[union-attr,operator]
+    rotary = model.model.rotary_emb
+    inv_freq: Tensor = rotary.inv_freq.detach().float().clone()
     window = _trained_window(model)
     far = window + 977
-    layers = [layer.self_attn for layer in model.model.layers]  # type: ignore[union-attr]
+    layers = [layer.self_attn for layer in model.model.layers]
     # In fp32: bf16 keys are off by 4e-3 by themselves. A rope that adapts to length keeps state, so it is a copy too.
     modules = [deepcopy(module).float() for module in (layers[0], layers[-1])]
     rotary = deepcopy(rotary).float()
@@ -76,9 +75,7 @@ def probe(model: PreTrainedModel) -> RotaryProbe:
     return RotaryProbe(None, inv_freq, "no rotary layout fits the model's own keys: " + "; ".join(wrong.values()))
 
 
-def _error(
-    module: nn.Module, rotary: nn.Module, inv_freq: Tensor, layout: RotaryLayout, position: int, delta: int
-) -> float:
+def _error(module: Any, rotary: Any, inv_freq: Tensor, layout: RotaryLayout, position: int, delta: int) -> float:
     """Relative error of the key at `position` turned by `delta`, against the model's own key at `position + delta`."""
     here, there = (_key_at(module, rotary, p) for p in (position, position + delta))
     if here.shape[-1] != 2 * len(inv_freq):
@@ -87,12 +84,12 @@ def _error(
     return float((turned - there).norm() / there.norm())
 
 
-def _key_at(module: nn.Module, rotary: nn.Module, position: int) -> Tensor:
+def _key_at(module: Any, rotary: Any, position: int) -> Tensor:
     """The key [1, rope] that the model's own code gives a fixed random hidden state at `position`."""
-    weight = module.kv_a_proj_with_mqa.weight  # type: ignore[union-attr]
+    weight = module.kv_a_proj_with_mqa.weight
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, 1, weight.shape[1], generator=generator).to(weight)  # type: ignore[arg-type,index,call-overload]
-    positions = torch.tensor([[position]], device=weight.device)  # type: ignore[union-attr]
+    hidden = torch.randn(1, 1, weight.shape[1], generator=generator).to(weight)
+    positions = torch.tensor([[position]], device=weight.device)
     capture = _Capture()
     module(
         hidden_states=hidden,
@@ -104,7 +101,7 @@ def _key_at(module: nn.Module, rotary: nn.Module, position: int) -> Tensor:
     return capture.k_pe
 
 
-def _trained_window(model: PreTrainedModel) -> int:
+def _trained_window(model: Any) -> int:
     """Positions beyond which a length-dependent rope would change: the far probe has to cross it."""
     parameters = getattr(model.config, "rope_parameters", None) or {}
     return int(parameters.get("original_max_position_embeddings") or model.config.max_position_embeddings)

@@ -95,6 +95,15 @@ def state(serving: Serving, session: Session) -> pb.SessionState:
     return out
 
 
+def fill_content(serving: Serving, span: pb.MessageSpan, ids: Sequence[int]) -> None:
+    """Writes a message's text and reasoning into its span. `ids` are the whole session's."""
+    for part in span.parts:
+        if part.kind == pb.PART_KIND_TEXT:
+            span.text += serving.format.content(span.role, ids[part.start : part.end])
+        elif part.kind == pb.PART_KIND_REASONING:
+            span.reasoning += serving.format.decode(ids[part.start : part.end])
+
+
 def _hash(ids: Sequence[int]) -> str:
     return str(xxhash.xxh64_hexdigest(np.asarray(ids, "<i4").tobytes()))
 

@@ -15,7 +15,6 @@ from leyline_proto.conversation import Conversation
 from leyline_proto.refusal import Refusal
 from leyline_proto.validate import token_budget
 from leyline_server.engine.engine import EndReason, GenerateParams, HitReport, Request
-from leyline_server.model.chat.parse import StreamDelta
 from leyline_server.sampling import SamplingParams
 from leyline_server.sessions.editing import Edited
 from leyline_server.sessions.prefill import cache_report
@@ -68,13 +67,12 @@ class GenerateRun:
         self._generated: list[int] = []
         engine, request = serving.engine, opening.request
         self._stops = StopStrings(request.stop)
-        self._detokenizer = serving.detokenizer()
-        self._body = None if request.raw else serving.format.stream()
+        self._body = serving.raw_stream() if request.raw else serving.format.stream()
         self._before, self._length_before = session.conversation, engine.length(session.sequence)
         self._body_start = opening.conversation.body_start(serving.format)
         engine.append(session.sequence, opening.marker)
         for token_id in engine.ids(session.sequence, self._body_start):  # a message that was cut short goes on
-            self._read(token_id)
+            self._body.push(token_id)
         session.conversation, session.run = opening.conversation, self
         stops = frozenset(request.stop_token_ids)
         params = GenerateParams(
@@ -103,7 +101,7 @@ class GenerateRun:
     def token(self, token_id: int) -> bool:
         self._first = self._first or time.monotonic()
         self._generated.append(token_id)
-        delta = self._read(token_id)
+        delta = self._body.push(token_id)
         text = self._stops.push(delta.text)
         self._send(text, delta.reasoning, [token_id])
         return bool(self._stops.found)
@@ -118,25 +116,13 @@ class GenerateRun:
                 self._stream.put(pb.GenerateResponse(done=self._nothing()))
             self._ended_with(error, error is None and self._report is not None)
             return
-        rest = self._flush()
+        rest = self._body.flush()
         if not self._stops.found:
             self._send(self._stops.push(rest.text) + self._stops.flush(), rest.reasoning, [])
         done = self._finish(reason)
         if error is None:
             self._stream.put(pb.GenerateResponse(done=done))
         self._ended_with(error, True)
-
-    # ------------------------------------------------------------ text
-
-    def _read(self, token_id: int) -> StreamDelta:
-        if self._body is None:
-            return StreamDelta(text=self._detokenizer.push(token_id))
-        return self._body.push(token_id)
-
-    def _flush(self) -> StreamDelta:
-        if self._body is None:
-            return StreamDelta(text=self._detokenizer.flush())
-        return self._body.flush()
 
     def _send(self, text: str, reasoning: str, ids: list[int]) -> None:
         if text or reasoning or ids:

@@ -61,7 +61,7 @@ class Host:
             out.token_ids.extend(ids)
         if request.include_content:
             for span in out.messages:
-                self._fill_content(span, ids)
+                editing.fill_content(self._serving, span, ids)
         return pb.GetSessionResponse(session=out)
 
     def list(self, tenant: str, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
@@ -283,14 +283,6 @@ class Host:
             self._store.resume_waiting(session)
 
         PrefillRun(self._serving, session, done)
-
-    def _fill_content(self, span: pb.MessageSpan, ids: list[int]) -> None:
-        format = self._serving.format
-        for part in span.parts:
-            if part.kind == pb.PART_KIND_TEXT:
-                span.text += format.content(span.role, ids[part.start : part.end])
-            elif part.kind == pb.PART_KIND_REASONING:
-                span.reasoning += format.decode(ids[part.start : part.end])
 
 
 def _given(request: Any, field: str) -> Any:

@@ -6,7 +6,7 @@ Owns nothing but these references. Touched by the engine's thread alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,8 +15,15 @@ from leyline_proto.chat_format import ChatFormat
 from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules
 from leyline_server.engine.engine import Engine, SequenceId
-from leyline_server.model.chat import BodyStream
-from leyline_server.model.tokenizer import Detokenizer
+from leyline_server.model.chat import StreamDelta
+
+
+class BodyReader(Protocol):
+    """Turns the ids of one body into text while they come."""
+
+    def push(self, token_id: int) -> StreamDelta: ...
+
+    def flush(self) -> StreamDelta: ...
 
 
 class ServedFormat(ChatFormat, Protocol):
@@ -35,9 +42,9 @@ class ServedFormat(ChatFormat, Protocol):
         """Where it parts from the checkpoint's own template."""
         ...
 
-    def content(self, role: pb.Role.ValueType, ids: list[int]) -> str: ...
+    def content(self, role: pb.Role.ValueType, ids: Sequence[int]) -> str: ...
 
-    def stream(self) -> BodyStream: ...
+    def stream(self) -> BodyReader: ...
 
 
 class Run(Protocol):
@@ -72,7 +79,7 @@ class Serving:
     model_digest: str
     default_max_tokens: int
     default_ttl_s: float
-    detokenizer: Callable[[], Detokenizer]
+    raw_stream: Callable[[], BodyReader]  # reads what has no roles
 
     def rules(self, session: Session) -> Rules:
         return Rules(

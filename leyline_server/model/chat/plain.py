@@ -8,6 +8,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto.chat_format import ParsedBody, Rendered
 from leyline_proto.refusal import Refusal
 from leyline_proto.spans import TEXT, Part
+from leyline_server.model.chat.parse import StreamDelta
 from leyline_server.model.tokenizer import TextTokenizer
 
 
@@ -50,6 +51,9 @@ class PlainFormat:
         closed = bool(ids) and ids[-1] in self._stop_ids
         return ParsedBody(self.decode(ids), "", (Part(TEXT, len(ids)),), (), closed)
 
+    def stream(self) -> PlainStream:
+        return PlainStream(self._tokenizer)
+
     def content(self, role: pb.Role.ValueType, ids: Sequence[int]) -> str:
         return self.decode(ids)
 
@@ -66,3 +70,16 @@ class PlainFormat:
             feature="MESSAGES",
             why=self.reason,
         )
+
+
+class PlainStream:
+    """Reads ids without roles while they are generated: everything is text. One body, one thread."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+
+    def push(self, token_id: int) -> StreamDelta:
+        return StreamDelta(text=self._detokenizer.push(token_id))
+
+    def flush(self) -> StreamDelta:
+        return StreamDelta(text=self._detokenizer.flush())
