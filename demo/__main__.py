@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7, help="of the tasks")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     flags = [part for arm in ARMS for part in ("--api-keys", f"{arm.key}={arm.key}")]
     with ExitStack() as stack:
         with console.status("starting the server"):
@@ -105,7 +105,7 @@ def run_arms(
 
 def _show(results: list[ArmResult], title: str, out: Path, console: Console, **more: object) -> None:
     console.print()
-    console.print(report.table(results), width=max(console.width, report.TABLE_WIDTH))
+    console.print(report.table(results), soft_wrap=False, width=max(console.width, report.TABLE_WIDTH))
     shown = [result for result in results if result.name in (report.RIVAL, report.WINNER)]
     picture.draw(out / "cache.png", shown, title)
     report.save_json(out / "demo.json", ARMS, results, **more)

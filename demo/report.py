@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -57,7 +57,7 @@ def median_p95(values: Sequence[float]) -> tuple[float, float]:
 def table(results: Sequence[ArmResult]) -> Table:
     """One row an arm. There is a column for right answers if there are answers."""
     judged = any(result.answers for result in results)
-    out = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    out = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     out.add_column("arm", no_wrap=True)
     if judged:
         out.add_column("answers\nright", justify="right", no_wrap=True)
@@ -142,7 +142,11 @@ def show_checks(console: Console, checks: Sequence[Check]) -> bool:
     return all(check.met for check in checks)
 
 
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
 def save_json(path: Path, arms: Sequence[Arm], results: Sequence[ArmResult], **more: Any) -> None:
     """Everything: every turn of every arm, every answer, and `more`."""
     content = {"arms": [asdict(arm) for arm in arms], "results": [asdict(result) for result in results], **more}
-    path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(content, indent=1, default=_plain) + "\n")

@@ -40,7 +40,7 @@ def run_arm(
 
         def on_turn(turn: Turn) -> None:
             other = rival[turn.index - 1] if turn.index <= len(rival) else None
-            console.print(report.turn_line(turn, other), no_wrap=True, overflow="ellipsis")
+            console.print(report.turn_line(turn, other), soft_wrap=True)
 
         conversation = converse(arm, client, system=work.system, tools=work.tools, on_turn=on_turn)
         answers = tuple(work.do(arm, conversation, _updater(status, arm)))
