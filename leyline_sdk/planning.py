@@ -170,6 +170,8 @@ def chunks(edits: Sequence[Edit], transcript: Transcript, size: int) -> list[lis
 
     A pair that alone is larger than `size` stays whole: the server will say so.
     """
+    if len(edits) <= size:
+        return [list(range(len(edits)))]
     groups: dict[str, list[int]] = {}
     for index, edit in enumerate(edits):
         place = in_message(edit, transcript)

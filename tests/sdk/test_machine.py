@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from leyline_sdk import Edit, Mode, Policy, PolicyContext, clear, errors, forget, remove, remove_span, rerender
+from leyline_sdk import Edit, Message, Mode, Policy, PolicyContext, clear, errors, forget, remove, remove_span, rerender
 from leyline_sdk.edits import InMessage, cut_content
 from leyline_sdk.session import Session
 from leyline_sdk.testing import FakeServer, Say, Special, call
@@ -73,6 +73,10 @@ class Machine(RuleBasedStateMachine):
             assert refused.reason
             assert self.fake.sessions["", session.id].state == before
 
+    def picked(self, session: Session, pick: int) -> Message:
+        assume(len(session.transcript))
+        return session.transcript.messages[pick % len(session.transcript)]
+
     @rule(session=sessions, text=TEXT, prefill=st.booleans())
     def append(self, session: Session, text: str, prefill: bool) -> None:
         self.attempt(session, lambda: session.append([text, {"role": "user", "content": "u"}], prefill=prefill))
@@ -120,13 +124,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(session=sessions, picks=st.lists(PICK, min_size=1, max_size=3), mode=MODE, text=TEXT | st.none())
     def edit_content(self, session: Session, picks: list[int], mode: Mode, text: str | None) -> None:
-        messages = session.transcript.messages
-        edits = [Edit(InMessage(messages[pick % len(messages)].id), text, mode, allow_sink=True) for pick in picks]
+        ids = [self.picked(session, pick).id for pick in picks]
+        edits = [Edit(InMessage(message_id), text, mode, allow_sink=True) for message_id in ids]
         self.attempt(session, lambda: session.edit(*edits))
 
     @rule(session=sessions, pick=PICK, start=st.integers(0, 6), length=st.integers(0, 6), mode=MODE)
     def cut(self, session: Session, pick: int, start: int, length: int, mode: Mode) -> None:
-        message = session.transcript.messages[pick % len(session.transcript)]
+        message = self.picked(session, pick)
         self.attempt(session, lambda: session.edit(cut_content(message, start, start + length, "r", mode=mode)))
         session.refresh()
 
@@ -135,32 +139,26 @@ class Machine(RuleBasedStateMachine):
         edges = [m.start for m in session.transcript] + [session.transcript.num_tokens]
         start, end = sorted((edges[first % len(edges)], edges[second % len(edges)]))
         self.attempt(session, lambda: session.edit(remove_span(start, end, text, mode=mode), prefill=prefill))
-        if not session.transcript.messages:
-            self.append(session, "a", False)
 
     @rule(session=sessions, pick=PICK, text=TEXT, mode=MODE)
     def render(self, session: Session, pick: int, text: str, mode: Mode) -> None:
-        message = session.transcript.messages[pick % len(session.transcript)]
+        message = self.picked(session, pick)
         if message.role != "raw":
             new = {**message.to_dict(), "content": text}
             self.attempt(session, lambda: session.edit(rerender(message, new, mode=mode)))
 
     @rule(session=sessions, pick=PICK, mode=MODE)
     def remove_pair(self, session: Session, pick: int, mode: Mode) -> None:
-        message = session.transcript.messages[pick % len(session.transcript)]
+        message = self.picked(session, pick)
         results = [session.transcript.result_of(c.id) for c in message.tool_calls]
         gone = [message, *(result for result in results if result is not None)]
         self.attempt(session, lambda: session.edit(*(remove(m, mode=mode) for m in gone)))
-        if not session.transcript.messages:
-            self.append(session, "a", False)
 
     @rule(session=sessions, pick=PICK)
     def undo(self, session: Session, pick: int) -> None:
         edits = [edit for edit in session.info().edits if edit.undoable or not pick % 5]
         if edits:
             self.attempt(session, lambda: session.undo(edits[pick % len(edits)].edit_id))
-            if not session.transcript.messages:
-                self.append(session, "a", False)
 
     @rule(session=sessions, pick=PICK)
     def forget_edit(self, session: Session, pick: int) -> None:
