@@ -1,7 +1,7 @@
 """Which rotary layout a loaded model really has: asks its own code, not its configuration.
 
-A random key is turned by the model's first attention module at p and at p + delta; the layout that turns one into the
-other is the model's. When none does, rows can't be moved, and the model is refused for AMORTIZE with the reason.
+A random key is turned by each of the model's attention modules at p and at p + delta; the layout that turns one into
+the other is the model's. When none does, rows can't be moved, and the model is refused for AMORTIZE with the reason.
 Catches partial rotary, per-layer theta, dynamic rope (which passes at short distances and fails at long ones) and
 M-RoPE, whatever the configuration says.
 
@@ -58,18 +58,18 @@ def probe(model: Any) -> RotaryProbe:
     inv_freq: Tensor = rotary.inv_freq.detach().float().clone()
     window = _trained_window(model)
     far = window + 977
-    layers = [layer.self_attn for layer in model.model.layers]
-    # In fp32: bf16 keys are off by 4e-3 by themselves. A rope that adapts to length keeps state, so it is a copy too.
-    modules = [deepcopy(module).float() for module in (layers[0], layers[-1])]
+    # A rope that adapts to length keeps state, so that it is a copy too.
     rotary = deepcopy(rotary).float()
     wrong: dict[RotaryLayout, str] = {}
-    for layout in get_args(RotaryLayout):
-        for module in modules:
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        # In fp32: bf16 keys are off by 4e-3 by themselves. One copy at a time.
+        module = deepcopy(layer.self_attn).float()
+        for layout in get_args(RotaryLayout):
             for position, delta in ((5, 17), (3, far), (far, 2 - far)):
-                error = _error(module, rotary, inv_freq, layout, position, delta)
+                error = 0.0 if layout in wrong else _error(module, rotary, inv_freq, layout, position, delta)
                 if not error < TOLERANCE:
                     wrong[layout] = f"turning by {delta} from {position} as {layout} errs by {error:.2g}"
-                    break
+    for layout in get_args(RotaryLayout):
         if layout not in wrong:
             return RotaryProbe(layout, inv_freq)
     return RotaryProbe(None, inv_freq, "no rotary layout fits the model's own keys: " + "; ".join(wrong.values()))
