@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.chat_format import ChatFormat
 from leyline_proto.edit_log import EditLog
+from leyline_proto.messages import check_message
 from leyline_proto.refusal import Refusal, check_length
 from leyline_proto.spans import CONTENT_KINDS, REASONING, TEXT, Call, MessageEntry, SpanTable
 
@@ -207,6 +208,7 @@ def _render_anew(
     index, _ = table.find(directive.message.message_id)
     old = table.messages[index]
     new = directive.rendered
+    check_message(new)
     if new.role != old.role:
         raise Refusal("INVALID_ARGUMENT", f"message {old.id!r} can't change its role", message_id=old.id, field="role")
     kept = {call.id: call for call in old.calls}
