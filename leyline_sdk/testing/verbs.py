@@ -190,7 +190,8 @@ def admit(server: FakeServer, tenant: str, request: pb.GenerateRequest) -> Gener
     session = server.find(tenant, request.session_id, request.wait)
     _check_current(request, session)
     state, receipts, applied = fs.edit(session.state, request.directives, server.world(tenant, session))
-    conversation, marker = state.conversation.begin_turn(server.format, request.raw)
+    before = state.conversation
+    conversation, marker = before.begin_turn(server.format, request.raw)
     state = replace(state, conversation=conversation, rows=(*state.rows, *kv.pending(marker)))
     wanted = request.max_tokens if request.HasField("max_tokens") else None
     budget = validate.token_budget(len(state.rows), wanted, server.limits)
@@ -210,6 +211,8 @@ def admit(server: FakeServer, tenant: str, request: pb.GenerateRequest) -> Gener
 
     def finish(said: list[int], reason: pb.FinishReason.ValueType, stop: str) -> pb.GenerateDone:
         server.once.record(tenant, request, running.events)
+        if not said:
+            return _nothing_said(session, before, reason)
         return _finished(server, session, said, reason, stop, report)
 
     body = kv.tokens(state.rows[conversation.body_start(server.format) :])
@@ -233,9 +236,9 @@ def _finished(
     conversation, turn = state.conversation.end_turn(format, body)
     session.state = replace(state, conversation=conversation, rows=rows)
     (span,) = conversation.spans({turn.entry.id})
-    span.text = turn.body.text
+    span.text = turn.body.text.removesuffix(stop)
     span.reasoning = turn.body.reasoning
-    if reason == pb.FINISH_REASON_STOP and any(call.valid for call in turn.entry.calls):
+    if reason == pb.FINISH_REASON_STOP and turn.entry.calls:
         reason = pb.FINISH_REASON_TOOL_CALLS
     usage = pb.Usage(context=len(rows), computed=report.computed, reused=report.kept, generated=len(said))
     return pb.GenerateDone(
@@ -249,6 +252,13 @@ def _finished(
         turn=conversation.turn,
         stop_string=stop,
     )
+
+
+def _nothing_said(session: FakeSession, before: Conversation, reason: pb.FinishReason.ValueType) -> pb.GenerateDone:
+    """Cancelled before the first token: no message was begun and no turn went by."""
+    keep = len(before.table)
+    session.state = replace(session.state, conversation=before, rows=session.state.rows[:keep])
+    return pb.GenerateDone(finish_reason=reason, version=before.version, num_tokens=keep, turn=before.turn)
 
 
 def _edited(server: FakeServer, state: State, applied: Iterable[AppliedCut]) -> list[pb.MessageSpan]:
