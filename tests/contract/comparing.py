@@ -52,5 +52,4 @@ def form(span: pb.MessageSpan) -> Any:
 def shape(state: pb.SessionState) -> Any:
     edits = [(e.edit_id, e.mode, e.version, e.undone, e.undoable) for e in state.edits]
     texts = [span.text for span in state.messages]
-    whole = (state.num_pending == 0, state.exact_upto == state.num_tokens)
-    return [form(span) for span in state.messages], texts, edits, whole, state.busy
+    return [form(span) for span in state.messages], texts, edits, state.num_pending == 0, state.busy

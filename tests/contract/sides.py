@@ -18,7 +18,7 @@ from leyline_sdk.testing import ByteFormat, FakeServer, FakeTransport, Special
 from leyline_sdk.transport import Transport
 from tests.service.running import TIMEOUT_S, RunningServer, call_ids, special, tiny_tokenizer
 
-BOUNDS = {"max_context": 500, "max_replacement": 40, "max_directives": 8, "max_sessions": 24, "max_queue": 4}
+BOUNDS = {"max_context": 500, "max_replacement": 60, "max_directives": 8, "max_sessions": 24, "max_queue": 4}
 NUM_SLOTS = 4096
 
 

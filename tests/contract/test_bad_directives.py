@@ -71,14 +71,14 @@ CASES: dict[str, tuple[Callable[[Scene], Directives], str, Callable[[Scene], dic
     "no target": (lambda s: [pb.Directive(text="x")], "INVALID_ARGUMENT", lambda s: {"field": "target"}),
     "unknown mode": (lambda s: [content("rb", mode=7)], "INVALID_ARGUMENT", lambda s: {"field": "mode", "value": 7}),  # type: ignore[arg-type]
     "R too long as ids": (
-        lambda s: [content("rb", token_ids=pb.TokenIds(ids=[65] * 41))],
+        lambda s: [content("rb", token_ids=pb.TokenIds(ids=[65] * 61))],
         "TOO_LONG",
-        lambda s: {"value": 41, "limit": 40},
+        lambda s: {"value": 61, "limit": 60},
     ),
     "R too long as text": (
         lambda s: [content("rb", text="🙂 x9-" * 40)],
         "TOO_LONG",
-        lambda s: {"limit": 40, "value": len(s.side.encode("🙂 x9-" * 40))},
+        lambda s: {"limit": 60, "value": len(s.side.encode("🙂 x9-" * 40))},
     ),
     "R outside the vocabulary": (
         lambda s: [content("rb", token_ids=pb.TokenIds(ids=[65, s.side.vocab_size]))],
@@ -155,6 +155,21 @@ CASES: dict[str, tuple[Callable[[Scene], Directives], str, Callable[[Scene], dic
         lambda s: [whole("last", rendered=message("system", "x"))],
         "INVALID_ARGUMENT",
         lambda s: {"message_id": "last", "field": "role"},
+    ),
+    "rendered as a raw message": (
+        lambda s: [whole("last", rendered=message("raw", "x"))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "message.role"},
+    ),
+    "rendered with arguments that are no JSON": (
+        lambda s: [whole("asks", rendered=message("assistant", tool_calls=[call("ca"), call("cb", "read", "{")]))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "arguments_json", "call_id": "cb"},
+    ),
+    "rendered with another's reasoning": (
+        lambda s: [whole("last", rendered=message("user", "x", reasoning="y"))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "tool_calls"},
     ),
     "rendered with other calls": (
         lambda s: [whole("asks", rendered=message("assistant", "x", tool_calls=[call("ca")]))],
