@@ -182,8 +182,10 @@ def generate(
 
 
 def generated(core: SessionCore, done: pb.GenerateDone) -> None:
-    """Takes the end of a Generate into the mirror."""
+    """Takes the end of a Generate into the mirror. A Generate cancelled before its first token made no message."""
     message = message_from_pb(done.message, content=True)
-    messages = [*(m for m in core.transcript if m.id != message.id), message]
+    messages = [m for m in core.transcript if m.id != message.id]
+    if message.id:  # the session keeps the stop string that its text is given without
+        messages.append(replace(message, text_known=not done.stop_string))
     core.transcript = core.transcript.placed(messages, version=done.version, turn=done.turn)
     core.check_length(done.num_tokens)

@@ -226,9 +226,8 @@ def cache_from_pb(cache: pb.CacheReport) -> t.CacheReport:
 
 
 def reply_from_pb(done: pb.GenerateDone, applied_edits: tuple[t.AppliedEdit, ...]) -> t.Reply:
-    """The session keeps the stop string that ended a message; the reply's text, as the stream's, does without."""
     return t.Reply(
-        text=done.message.text.removesuffix(done.stop_string),
+        text=done.message.text,
         reasoning=done.message.reasoning,
         tool_calls=tuple(map(call_from_pb, done.message.tool_calls)),
         invalid_tool_calls=tuple(_same(t.InvalidToolCall, call) for call in done.invalid_tool_calls),

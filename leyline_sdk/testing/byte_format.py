@@ -46,6 +46,8 @@ class ByteFormat:
     stop_ids = frozenset({int(Special.END)})
 
     def render(self, message: pb.Message, call_ids: Sequence[str], tools: Sequence[pb.Tool], first: bool) -> Rendered:
+        if message.role not in _ROLE:
+            raise Refusal("INVALID_ARGUMENT", "a message needs a role", field="message.role")
         out = _Pieces()
         listing = self.encode("".join(f"{tool.name}{tool.parameters_json}" for tool in tools))
         if first:

@@ -107,6 +107,8 @@ class Machine(RuleBasedStateMachine):
             with session.generate(max_tokens=max_tokens, raw=raw, stop=["c"]) as stream:
                 text = "".join(stream.text)
                 assert raw or text in stream.final().text  # which may end in half a character
+            if stream.final().stop_string:
+                session.refresh()
 
         self.attempt(session, act)
 

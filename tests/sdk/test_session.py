@@ -118,6 +118,19 @@ def test_leaving_a_stream_early_cancels_it() -> None:
         _same_as_server(session)
 
 
+def test_leaving_before_the_first_token_leaves_no_message() -> None:
+    fake = FakeServer(["never", "said"])
+    with fake.client().session() as session:
+        session.append("hi")
+        before = session.transcript
+        session.generate().cancel()
+        session.refresh()
+        assert session.transcript == before
+        with session.generate(max_tokens=1) as stream:
+            assert stream.final().finish_reason == FinishReason.LENGTH
+        _same_as_server(session)
+
+
 def test_leaving_the_session_cancels_and_detaches() -> None:
     fake = FakeServer(["abc"])
     client = fake.client()
