@@ -105,7 +105,7 @@ def run_arms(
 
 def _show(results: list[ArmResult], title: str, out: Path, console: Console, **more: object) -> None:
     console.print()
-    console.print(report.table(results), soft_wrap=False, width=max(console.width, report.TABLE_WIDTH))
+    Console(width=max(console.width, report.TABLE_WIDTH)).print(report.table(results))
     shown = [result for result in results if result.name in (report.RIVAL, report.WINNER)]
     picture.draw(out / "cache.png", shown, title)
     report.save_json(out / "demo.json", ARMS, results, **more)

@@ -21,7 +21,7 @@ from demo.resume import Removed, Resumed
 MIN_RIGHT_SHARE = 11 / 12
 MAX_COMPUTED_SHARE = 0.60
 RIVAL, WINNER = "re-prefill", "AMORTIZE"
-TABLE_WIDTH = 110
+TABLE_WIDTH = 120
 
 
 def turn_line(turn: Turn, rival: Turn | None = None) -> Text:
@@ -66,8 +66,8 @@ def table(results: Sequence[ArmResult]) -> Table:
         "prefix\nhits",
         "\nkept",
         "\nturned",
-        "computed:\nprefill",
-        "\nall",
+        "\nprefilled",
+        "\ncomputed",
         "slots\nin use",
     ):
         out.add_column(name, justify="right", no_wrap=True)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from demo.agent import MAX_STEPS, Files
+from demo.agent import Files
 from demo.arms import MAX_TOKENS, Arm, describe
 from demo.record import Turn
 from demo.tasks import Task
 from leyline_sdk import Leyline, Session
+
+MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ class Resumed:
 
 def kill_and_resume(address: str, arm: Arm, session_id: str, task: Task, root: Path) -> Resumed:
     """A client resumes the session, asks the task, runs the tool, hands in its result, and is killed. A second one,
-    with a policy object that never saw this session, takes over."""
+    with a policy object that never saw this session, takes over. Raises EOFError when the first ends by itself."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     doomed = context.Process(target=_doomed_client, args=(address, arm, session_id, task, root, there))
     doomed.start()
+    there.close()  # so that a client that fails by itself ends the wait
     here.recv()
     doomed.kill()
     doomed.join()
@@ -110,7 +113,7 @@ def ask_for_removed(arm: Arm, turns: Sequence[Turn], session: Session, task: Tas
         question = f"What is {key} in {path}?"
         fork.append(question)
         steps: list[str] = []
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_TRIES):
             reply = fork.complete(max_tokens=MAX_TOKENS)
             steps.append(describe(reply))
             if not reply.tool_calls:

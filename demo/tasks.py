@@ -14,7 +14,7 @@ KINDS = ("one_hop", "two_files", "multi_hop", "retry", "reread", "one_hop")
 
 class _LongFiles(SessionMaker):
     def _num_lines(self) -> int:
-        return self.rng.randint(12, 20)
+        return self.rng.randint(11, 16)
 
 
 def make_tasks(num_tasks: int, seed: int) -> list[Task]:
