@@ -99,9 +99,9 @@ class SlotTable:
         return (slots >= 0) & (self._refs[Holder.SESSION, slots] == 0)
 
     def last_session(self, slots: Slots) -> int:
-        """How many of the slots one more `release` by a session takes out of use."""
-        held = slots[slots >= 0]
-        return int(np.count_nonzero(self._refs[Holder.SESSION, held] == 1))
+        """How many of the slots one session's `release` takes out of use. A list may hold a slot in two places."""
+        held, counts = np.unique(slots[slots >= 0], return_counts=True)
+        return int(np.count_nonzero(self._refs[Holder.SESSION, held] == counts))
 
     def check_integrity(self, sessions: list[Slots], caches: list[Slots]) -> None:
         """Asserts that the counts equal the holders given and that free and held slots are all there are."""

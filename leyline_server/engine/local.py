@@ -109,19 +109,21 @@ class LocalEngine:
         planned = plan(state.rows, edits)
         turned = planned.rows.turned(table)
         has_kv = planned.rows.slots >= 0
-        tail_freed = table.last_session(planned.tail_slots)
         common = (planned.rows.num_pending, planned.rows.exact_upto(table))
         receipts: list[RowReceipt] = []
         contexts: list[Contexts] = []
+        gone, gone_freed = planned.tail_slots[:0], 0
         for item in planned.edits:
             after = item.at + len(item.edit.ids)
             kept = int(has_kv[after:].sum())
-            freed = table.last_session(item.slots)
+            gone = np.concatenate([gone, item.slots])
             elsewhere: tuple[SequenceId, ...] = ()
             if item.edit.forget:
-                freed, tail_freed = freed + tail_freed, 0
+                if not contexts:
+                    gone = np.concatenate([gone, planned.tail_slots])
                 contexts.append(influenced(self.cache, state, item, planned.tail_slots))
                 elsewhere = self._held_elsewhere(state, item, planned.tail_slots, contexts[-1])
+            before, gone_freed = gone_freed, table.last_session(gone)
             computed_from_it = bool(np.any(item.slots >= 0)) and not item.edit.forget
             receipts.append(
                 RowReceipt(
@@ -131,7 +133,7 @@ class LocalEngine:
                     kept=kept,
                     turned=int(turned[after:].sum()),
                     to_compute=common[0],
-                    freed=freed,
+                    freed=gone_freed - before,
                     exact_upto=common[1],
                     influence_remains=computed_from_it and kept > 0,
                     held_elsewhere=elsewhere,
