@@ -116,8 +116,10 @@ class Rig:
         return more
 
     def run(self) -> None:
-        while self.step():
-            pass
+        for _ in range(1000):
+            if not self.step():
+                return
+        raise AssertionError("the engine never comes to rest")
 
     def logits(self, sequence: int, forced: Sequence[int] = ()) -> Tensor:
         """Generates one token, or as many as are forced, to the end; the logits behind each."""
