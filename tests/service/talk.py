@@ -57,9 +57,7 @@ class Talk:
         )
 
     def generating(self, max_tokens: int = 4, **fields: Any) -> pb.GenerateRequest:
-        return pb.GenerateRequest(
-            **{"request_id": fresh(), "session_id": self.id, "max_tokens": max_tokens, **fields}
-        )
+        return pb.GenerateRequest(**{"request_id": fresh(), "session_id": self.id, "max_tokens": max_tokens, **fields})
 
     # ------------------------------------------------------------ calls
 
