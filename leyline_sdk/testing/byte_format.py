@@ -98,7 +98,7 @@ class ByteFormat:
             i = end
         while i < len(ids):
             if ids[i] == Special.CALL:
-                end = _find(ids, i + 1, (Special.END_CALL, Special.END))
+                end = _find(ids, i + 1, (Special.END_CALL, Special.END, Special.CALL))
                 if end == len(ids):
                     half = end - i
                 else:
