@@ -13,11 +13,11 @@ from demo.arms import ARMS
 
 @pytest.mark.slow
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--tasks", "4", "--out", str(tmp_path)])
+    status = main(["--tasks", "3", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     content = json.loads((tmp_path / "demo.json").read_text())
     checks = {check["what"]: check["met"] for check in content["checks"]}
-    # With four tasks little is cut: how much that saves is judged in `make demo`, with twelve.
+    # With three tasks little is cut: how much that saves is judged in `make demo`, with twelve.
     assert [what for what, met in checks.items() if not met and "%" not in what] == [], said
     assert status == (0 if all(checks.values()) else 1)
     for made in content["results"]:
