@@ -100,7 +100,7 @@ def edit(
             to_compute=kv.num_pending(rows),
             freed=world.in_use(kv.slots(before)) - world.in_use(kv.slots(rows)),
             exact_upto=kv.exact_upto(rows),
-            influence_remains=bool(removed) and not forgets and bool(kv.slots(rows[tail:])),
+            influence_remains=bool(kv.slots(removed)) and not forgets and bool(kv.slots(rows[tail:])),
             held_elsewhere=world.held_by(dropped),
             removed_message_ids=one.removed_message_ids,
             label=cut.label,
