@@ -61,7 +61,7 @@ def probe(model: Any) -> RotaryProbe:
     # A rope that adapts to length keeps state, so that it is a copy too.
     rotary = deepcopy(rotary).float()
     wrong: dict[RotaryLayout, str] = {}
-    for layer in model.model.layers:  # type: ignore[union-attr]
+    for layer in model.model.layers:
         # In fp32: bf16 keys are off by 4e-3 by themselves. One copy at a time.
         module = deepcopy(layer.self_attn).float()
         for layout in get_args(RotaryLayout):

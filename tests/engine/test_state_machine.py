@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -19,12 +16,11 @@ from hypothesis.stateful import (
 )
 
 from leyline_proto.refusal import Refusal
-from leyline_server.cache.slots import OutOfSlots
-from leyline_server.engine.admission import Admission
-from leyline_server.engine.engine import EndReason, GenerateParams, RowEdit
-from tests.engine.harness import VOCAB, Rig, Run
+from leyline_server.engine.engine import GenerateParams, RowEdit
+from tests.engine.harness import Rig
 from tests.engine.oracle import Oracle
 from tests.engine.pairs import Pair
+from tests.engine.plain import Model, ToldRun, failing, scarce_slots
 
 NUM_SLOTS, CHUNK, MAX_QUEUE = 40, 5, 2
 ID = st.integers(2, 4)  # few different ones, so that texts share prefixes
@@ -32,29 +28,6 @@ SOME_IDS = st.lists(ID, min_size=1, max_size=8)
 R_IDS = st.lists(ID, max_size=5)
 WHICH = st.integers(0, 11)  # an index, modulo what there is
 CUT = st.tuples(st.integers(0, 20), st.integers(0, 4), R_IDS)
-
-
-@dataclass
-class Model:
-    """A session as a plain list, its AMORTIZEs as (edit id, where R stands, R's length, what was cut)."""
-
-    ids: list[int] = field(default_factory=list)
-    edits: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
-    run: Run | None = None
-
-    def splice(self, cuts: list[tuple[int, int, list[int], str | None]]) -> None:
-        """Cuts in the coordinates before the call; an edit whose R is touched can't be undone any more."""
-        for start, end, ids, edit_id in sorted(cuts, key=lambda cut: cut[:2], reverse=True):
-            cut, self.ids[start:end] = self.ids[start:end], ids
-            shift, moved = len(ids) - (end - start), []
-            for other, at, inserted, was in self.edits:
-                if at >= end:
-                    moved.append((other, at + shift, inserted, was))
-                elif at + inserted <= start:
-                    moved.append((other, at, inserted, was))
-            self.edits = moved
-            if edit_id is not None:
-                self.edits.append((edit_id, start, len(ids), cut))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -108,7 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
         sequence = self._pick(session)
         if sequence is None or not self.models[sequence].ids:
             return
-        run = _Run(self.models[sequence])
+        run = ToldRun(self.models[sequence])
         refused = ""
         try:
             if max_tokens:
@@ -137,21 +110,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(layer=st.integers(0, 1), times=st.integers(1, 2))
     def step_fails_in_a_layer(self, layer, times):
         """The first forwards of a step raise; with several members the packed one, and then perhaps one of them."""
-        with ExitStack() as stack:
-            stack.enter_context(_failing(self.loaded.model.model.layers[layer].mlp, times))
+        with failing(self.loaded.model.model.layers[layer].mlp, times):
             self.engine.step()
 
     @rule(after=st.integers(0, 2))
     def step_runs_out_of_slots(self, after):
-        allocate, calls = Admission.allocate, []
-
-        def scarce(admission, positions):
-            calls.append(positions)
-            if len(calls) > after:
-                raise OutOfSlots(len(positions), 0)
-            return allocate(admission, positions)
-
-        with patch.object(Admission, "allocate", scarce):
+        with scarce_slots(after):
             self.engine.step()
 
     @rule(session=WHICH, cuts=st.lists(CUT, min_size=1, max_size=3))
@@ -288,42 +252,6 @@ class EngineMachine(RuleBasedStateMachine):
             honest.oracle.append(self.engine.ids(sequence))
             honest.oracle.compute()
             assert honest.row_error() < 1e-3
-
-
-class _Run(Run):
-    """Keeps its session's list in step with what it is told."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def token(self, token_id: int) -> bool:
-        assert 0 <= token_id < VOCAB
-        self.model.ids.append(token_id)
-        return super().token(token_id)
-
-    def ended(self, reason: EndReason, error: Refusal | None) -> None:
-        super().ended(reason, error)
-        assert (reason is EndReason.FAILED) == (error is not None)
-        self.model.run = None
-
-
-class _failing:
-    """The next `times` forwards of a module raise."""
-
-    def __init__(self, module: Any, times: int) -> None:
-        self.module, self.left = module, times
-
-    def __enter__(self) -> None:
-        self.hook = self.module.register_forward_pre_hook(self._fail)
-
-    def __exit__(self, *args: object) -> None:
-        self.hook.remove()
-
-    def _fail(self, module: Any, args: Any) -> None:
-        if self.left:
-            self.left -= 1
-            raise RuntimeError("injected")
 
 
 def test_any_order_of_operations_and_failures(loaded, checkpoint):
