@@ -6,9 +6,13 @@ Owns the sampling of one sequence's next token. It does not know sessions; the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
+
+_MIN_TEMPERATURE: Final = 1e-6
+"""Below it a division would overflow fp32; it is greedy but for exact ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Sampler:
         params = self._params
         if params.temperature == 0.0:
             return int(logits.argmax())
-        scores = logits.cpu() / params.temperature
+        scores = logits.cpu()
+        scores = (scores - scores.max()) / max(params.temperature, _MIN_TEMPERATURE)
         if params.top_k:
             kth = scores.topk(min(params.top_k, len(scores))).values[-1]
             scores = scores.masked_fill(scores < kth, float("-inf"))
@@ -46,5 +51,6 @@ class Sampler:
             # Nucleus sampling (Holtzman et al., arXiv 1904.09751): the smallest set whose mass reaches top_p.
             ordered, order = probabilities.sort(descending=True)
             outside = ordered.cumsum(-1) - ordered >= params.top_p
+            outside[0] = False  # a top_p that is 0 in fp32 still leaves the likeliest
             probabilities[order[outside]] = 0.0
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
