@@ -17,11 +17,15 @@ from tests.engine.harness import VOCAB, Run
 
 @dataclass
 class Model:
-    """A session as a plain list, its AMORTIZEs as (edit id, where R stands, R's length, what was cut)."""
+    """A session as a plain list, its AMORTIZEs as (edit id, where R stands, R's length, what was cut).
+
+    `honest`: never AMORTIZEd, so that every row it has is exact.
+    """
 
     ids: list[int] = field(default_factory=list)
     edits: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     run: Run | None = None
+    honest: bool = True
 
     def splice(self, cuts: list[tuple[int, int, list[int], str | None]]) -> None:
         """Cuts in the coordinates before the call; an edit whose R is touched can't be undone any more."""
@@ -35,6 +39,7 @@ class Model:
                     moved.append((other, at, inserted, was))
             self.edits = moved
             if edit_id is not None:
+                self.honest = False
                 self.edits.append((edit_id, start, len(ids), cut))
 
 
