@@ -60,14 +60,15 @@ def carry_out(
     if not planned.cuts:
         return Edited([], [])
     receipts = serving.engine.splice(session.sequence, planned.rows, dry_run)
+    messages = planned.after.edited(list(planned.applied.values()))
     if not dry_run:
         session.conversation = planned.after
+        for span in messages:
+            fill_content(serving, session, span)
+    by_directive = zip(planned.cuts, receipts, strict=True)
     return Edited(
-        [
-            _receipt(cut, planned.applied[index], row, names, dry_run)
-            for index, (cut, row) in enumerate(zip(planned.cuts, receipts, strict=True))
-        ],
-        planned.after.edited(list(planned.applied.values())),
+        [_receipt(cut, planned.applied[i], row, names, dry_run) for i, (cut, row) in enumerate(by_directive)],
+        messages,
     )
 
 
@@ -95,13 +96,15 @@ def state(serving: Serving, session: Session) -> pb.SessionState:
     return out
 
 
-def fill_content(serving: Serving, span: pb.MessageSpan, ids: Sequence[int]) -> None:
-    """Writes a message's text and reasoning into its span. `ids` are the whole session's."""
+def fill_content(serving: Serving, session: Session, span: pb.MessageSpan) -> None:
+    """Writes a message's text and reasoning into its span, from the ids that stand there now."""
     for part in span.parts:
-        if part.kind == pb.PART_KIND_TEXT:
-            span.text += serving.format.content(span.role, ids[part.start : part.end])
-        elif part.kind == pb.PART_KIND_REASONING:
-            span.reasoning += serving.format.decode(ids[part.start : part.end])
+        if part.kind in (pb.PART_KIND_TEXT, pb.PART_KIND_REASONING):
+            ids = serving.engine.ids(session.sequence, part.start, part.end)
+            if part.kind == pb.PART_KIND_TEXT:
+                span.text += serving.format.content(span.role, ids)
+            else:
+                span.reasoning += serving.format.decode(ids)
 
 
 def _hash(ids: Sequence[int]) -> str:

@@ -56,12 +56,11 @@ class Host:
     def get(self, tenant: str, request: pb.GetSessionRequest) -> pb.GetSessionResponse:
         session = self._store.find(tenant, request.session_id)
         out = editing.state(self._serving, session)
-        ids = self._serving.engine.ids(session.sequence, 0, out.num_tokens)
         if request.include_tokens:
-            out.token_ids.extend(ids)
+            out.token_ids.extend(self._serving.engine.ids(session.sequence, 0, out.num_tokens))
         if request.include_content:
             for span in out.messages:
-                editing.fill_content(self._serving, span, ids)
+                editing.fill_content(self._serving, session, span)
         return pb.GetSessionResponse(session=out)
 
     def list(self, tenant: str, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:

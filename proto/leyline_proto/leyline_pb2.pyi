@@ -670,9 +670,9 @@ class MessageSpan(_message.Message):
     open: _builtins.bool
     """a Generate was cut short; the next Append closes it"""
     text: _builtins.str
-    """only when asked for: the TEXT parts, decoded"""
+    """the TEXT parts, decoded; only where the answer says that it is there"""
     reasoning: _builtins.str
-    """only when asked for"""
+    """likewise"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
     @_builtins.property
@@ -1203,7 +1203,7 @@ class AppendResponse(_message.Message):
 
     @_builtins.property
     def edited(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageSpan]:
-        """messages the directives changed, as they are now"""
+        """messages the directives changed, as they are now, with their text"""
 
     def __init__(
         self,
@@ -1426,7 +1426,7 @@ class ApplyDirectivesResponse(_message.Message):
 
     @_builtins.property
     def edited(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageSpan]:
-        """messages changed, as they are now"""
+        """messages changed, as they are now, with their text (not for dry_run)"""
 
     def __init__(
         self,
