@@ -126,9 +126,7 @@ class InPlace:
 
     def reply(self, forced: Sequence[int] = ()) -> Reply:
         start = time.perf_counter()
-        if self._waiting:
-            self.session.append(self._waiting)
-        self._waiting = []
+        self.send()
         with self.session.generate(max_tokens=len(forced) or MAX_TOKENS, force_token_ids=forced) as stream:
             reply, waited_ms = first_token(stream, start)
         cells = self._list.turn(reply.applied_edits, reply)
@@ -136,6 +134,12 @@ class InPlace:
         self.turns.append(_turn(len(self.turns) + 1, reply, waited_ms, cuts, cells))
         self._on_turn(self.turns[-1])
         return reply
+
+    def send(self) -> None:
+        """Appends what waits: before each reply, and once at the end, so that no call is left without its result."""
+        if self._waiting:
+            self.session.append(self._waiting)
+        self._waiting = []
 
     def _cut(self, edit: AppliedEdit) -> Cut:
         message = self.session.transcript.get(edit.message_ids[0])

@@ -87,7 +87,7 @@ def resumed_lines(resumed: Resumed) -> str:
         f"killed after its tool had run; resumed by id: {resumed.tokens:,} tokens, {resumed.pending:,} of them the "
         f"dead client's last words, not computed yet\n"
         f"edits planned again {resumed.planned}, made again {resumed.edited}; kept {resumed.kept:,}, computed "
-        f"{resumed.computed:,}: those {resumed.pending:,} and the reply's opening; it {resumed.said}"
+        f"{resumed.computed:,}: those {resumed.pending:,} and the reply's opening; it {'; then '.join(resumed.steps)}"
     )
 
 

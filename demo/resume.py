@@ -15,9 +15,9 @@ from demo.agent import Files
 from demo.arms import MAX_TOKENS, Arm, describe
 from demo.record import Turn
 from demo.tasks import Task
-from leyline_sdk import Leyline, Session
+from leyline_sdk import Leyline, Reply, Session
 
-MAX_TRIES = 3
+MAX_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Resumed:
         computed: rows computed before its first token.
         kept: rows that were there.
         edited: edits made with its reply.
-        said: what the model did then.
+        steps: what the model did then, up to its answer.
     """
 
     tokens: int
@@ -39,7 +39,7 @@ class Resumed:
     computed: int
     kept: int
     edited: int
-    said: str
+    steps: tuple[str, ...]
 
     @property
     def nothing_again(self) -> bool:
@@ -63,6 +63,7 @@ def kill_and_resume(address: str, arm: Arm, session_id: str, task: Task, root: P
         planned = len(session.preview().applied_edits)
         info = session.info()
         reply = session.complete(max_tokens=MAX_TOKENS)
+        steps = [describe(reply), *_finish(session, reply, Files(root))]
         return Resumed(
             tokens=info.num_tokens,
             planned=planned,
@@ -70,8 +71,22 @@ def kill_and_resume(address: str, arm: Arm, session_id: str, task: Task, root: P
             computed=reply.cache.computed,
             kept=reply.cache.kept,
             edited=len(reply.applied_edits),
-            said=describe(reply),
+            steps=tuple(steps),
         )
+
+
+def _finish(session: Session, reply: Reply, files: Files) -> list[str]:
+    """Goes on until the model answers, at most MAX_TRIES times; then no call stays without its result."""
+    steps = []
+    for _ in range(MAX_TRIES):
+        if not reply.tool_calls:
+            break
+        session.append_results({call.id: files.run(call) for call in reply.tool_calls})
+        reply = session.complete(max_tokens=MAX_TOKENS)
+        steps.append(describe(reply))
+    if reply.tool_calls:
+        session.append_results({call.id: files.run(call) for call in reply.tool_calls})
+    return steps
 
 
 def _doomed_client(address: str, arm: Arm, session_id: str, task: Task, root: Path, parent: Connection) -> None:
@@ -112,13 +127,8 @@ def ask_for_removed(arm: Arm, turns: Sequence[Turn], session: Session, task: Tas
         fork.policies.clear()
         question = f"What is {key} in {path}?"
         fork.append(question)
-        steps: list[str] = []
-        for _ in range(MAX_TRIES):
-            reply = fork.complete(max_tokens=MAX_TOKENS)
-            steps.append(describe(reply))
-            if not reply.tool_calls:
-                break
-            fork.append_results({call.id: files.run(call) for call in reply.tool_calls})
+        reply = fork.complete(max_tokens=MAX_TOKENS)
+        steps = [describe(reply), *_finish(fork, reply, files)]
         fork.close()
     remains = any(cut.influence_remains for turn in turns for cut in turn.cuts if path in cut.what)
     return Removed(arm.name, question, value, tuple(steps), remains)

@@ -12,7 +12,7 @@ from rich.status import Status
 
 from demo import report
 from demo.agent import Conversation
-from demo.arms import Arm, converse
+from demo.arms import Arm, InPlace, converse
 from demo.record import Answer, ArmResult, Turn
 from demo.server_process import pool_stats
 from leyline_sdk import Leyline, Session
@@ -44,6 +44,8 @@ def run_arm(
 
         conversation = converse(arm, client, system=work.system, tools=work.tools, on_turn=on_turn)
         answers = tuple(work.do(arm, conversation, _updater(status, arm)))
+    if isinstance(conversation, InPlace):
+        conversation.send()
     after = pool_stats(address, arm.key)
     assert conversation.session is not None, "no turn, no session"
     result = ArmResult(
