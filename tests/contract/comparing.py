@@ -52,4 +52,10 @@ def form(span: pb.MessageSpan) -> Any:
 def shape(state: pb.SessionState) -> Any:
     edits = [(e.edit_id, e.mode, e.version, e.undone, e.undoable) for e in state.edits]
     texts = [span.text for span in state.messages]
-    return [form(span) for span in state.messages], texts, edits, state.num_pending == 0, state.busy
+    return [form(span) for span in state.messages], texts, edits, state.busy
+
+
+def raw_length(state: pb.SessionState, message_id: str) -> int | None:
+    """The length of a message without a role; None for another one."""
+    spans = [m for m in state.messages if m.message_id == message_id and m.role == pb.ROLE_RAW]
+    return spans[0].end - spans[0].start if spans else None

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from leyline_proto import leyline_pb2 as pb
-from tests.contract.comparing import attempt, shape, summary
+from tests.contract.comparing import attempt, raw_length, shape, summary
 from tests.contract.model import Model
 from tests.contract.scene import READ, call, fresh, message
 from tests.contract.sides import Side
@@ -195,15 +195,24 @@ class Machine(RuleBasedStateMachine):
     def edit_content(self, pick: int, which: int, text: str | None, mode: Any, prefill: bool) -> None:
         model = self.model(pick)
         target = pb.MessageTarget(message_id=self.message_id(model, which))
-        self.edited(model, lambda side, state: pb.Directive(message=target, text=text, mode=mode), [], prefill)
+        self.edited(
+            model,
+            lambda side, state: pb.Directive(message=target, text=text, mode=mode),
+            [],
+            prefill,
+            content_of=target.message_id,
+        )
 
     @rule(pick=PICK, which=PICK, start=st.integers(0, 3), length=st.integers(0, 3), text=st.none() | DIGITS)
     def edit_part_of_the_content(self, pick: int, which: int, start: int, length: int, text: str | None) -> None:
         model = self.model(pick)
-        target = pb.MessageTarget(
-            message_id=self.message_id(model, which), content_start=start, content_end=start + length
+        message_id = self.message_id(model, which)
+        if raw_length(self.states[model.id]["real"], message_id) is not None:
+            length = max(1, length)  # at the edge of a message without markers an insertion stands for itself
+        target = pb.MessageTarget(message_id=message_id, content_start=start, content_end=start + length)
+        self.edited(
+            model, lambda side, state: pb.Directive(message=target, text=text), [], content_of=target.message_id
         )
-        self.edited(model, lambda side, state: pb.Directive(message=target, text=text), [])
 
     @rule(pick=PICK, which=PICK, count=st.integers(1, 3), text=st.none() | DIGITS, mode=MODES, sink=st.booleans())
     def edit_whole_messages(self, pick: int, which: int, count: int, text: str | None, mode: Any, sink: bool) -> None:
@@ -250,8 +259,15 @@ class Machine(RuleBasedStateMachine):
         self.edited(model, lambda side, state: pb.Directive(edit_id=edit_id, mode=pb.MODE_FORGET), [])
 
     def edited(
-        self, model: Model, build: Build, whole: list[str], prefill: bool = False, replaced: bool = False
+        self,
+        model: Model,
+        build: Build,
+        whole: list[str],
+        prefill: bool = False,
+        replaced: bool = False,
+        content_of: str = "",
     ) -> None:
+        before = self.states[model.id]["real"]
         answer = self.both(
             model,
             lambda side, state: pb.ApplyDirectivesRequest(
@@ -266,6 +282,8 @@ class Machine(RuleBasedStateMachine):
             return
         (receipt,) = answer.receipts
         model.edited([receipt.edit_id])
+        if content_of and not receipt.inserted and receipt.removed == raw_length(before, content_of):
+            whole = [content_of]  # a message without markers is its content
         if whole and replaced:
             model.stand_in(whole, receipt.edit_id)
         elif whole:
