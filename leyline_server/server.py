@@ -69,10 +69,9 @@ def build(config: ServerConfig) -> Parts:
     )
     num_slots = choose_slots(config, model)
     max_context = min(config.max_context or num_slots, num_slots, model.config.max_position_embeddings)
-    # One slot more than is promised: a last token that has KV is evaluated anew into a fresh slot.
     engine = LocalEngine(
         model,
-        num_slots + 1,
+        num_slots,
         config.prefill_chunk,
         config.max_queue,
         min(tokenizer.vocab_size, model.config.vocab_size),

@@ -49,12 +49,13 @@ class LocalRequest:
 
     @property
     def still_needs(self) -> int:
-        """Slots that it may still allocate: what is pending, and the tokens it may yet generate."""
+        """Slots that it may still allocate: for what is pending, and for the tokens it may yet generate but the last,
+        which stays pending."""
         rows = self.sequence.rows
         if self.params is None:
             return rows.num_pending
         fresh = 1 if not self.admitted and len(rows) and rows.slots[-1] >= 0 else 0
-        return rows.num_pending + fresh + self.params.max_tokens - self.generated
+        return rows.num_pending + fresh + self.params.max_tokens - 1 - self.generated
 
     @property
     def decoding(self) -> bool:

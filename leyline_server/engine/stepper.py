@@ -69,12 +69,13 @@ class Stepper:
         return ended or bool(chosen)
 
     def _choose(self) -> list[tuple[LocalRequest, int]]:
-        """Decodes first, one row each, then prefills in order of admission, together at most `prefill_chunk` rows."""
+        """Every decode gets its row; prefills, in order of admission, share what that leaves of `prefill_chunk`, and at
+        least one row: neither stalls the other."""
         running = self._admission.running
-        budget = self._prefill_chunk
-        chosen: list[tuple[LocalRequest, int]] = []
-        for request in sorted(running, key=lambda r: not r.decoding):
-            count = min(request.sequence.rows.num_pending, budget)
+        chosen = [(request, 1) for request in running if request.decoding]
+        budget = max(1, self._prefill_chunk - len(chosen))
+        for request in running:
+            count = 0 if request.decoding else min(request.sequence.rows.num_pending, budget)
             if count:
                 chosen.append((request, count))
                 budget -= count

@@ -175,11 +175,11 @@ def test_pool_exceeded_names_the_numbers(loaded):
     rig = Rig(loaded("v2-qlora-dense"), num_slots=50)
     sequence = rig.open(random_ids(40))
     with pytest.raises(Refusal) as caught:
-        rig.generate(sequence, 11)
+        rig.generate(sequence, 12)  # the last token stays pending
     assert caught.value.reason == "POOL_EXCEEDED"
     assert caught.value.metadata == {"needed": "51", "limit": "50", "free": "50"}
     assert rig.engine.sequences[sequence].request is None
-    run = rig.generate(sequence, 10)
+    run = rig.generate(sequence, 11)
     rig.run()
     assert run.end is EndReason.LENGTH
     rig.engine.append(sequence, random_ids(1))
