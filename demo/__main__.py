@@ -54,7 +54,7 @@ def run_tasks(address: str, clients: Clients, tasks: list[Task], out: Path, cons
     *tasks, extra = tasks
     with _folder() as root:
         work = Work(SYSTEM, [READ_FILE], _tasks_in(tasks, root))
-        results, sessions = run_arms(address, clients, work, console)
+        results, sessions = run_arms(clients, work, console)
 
         console.rule("[bold]the client is killed, another one goes on", align="left", style="dim")
         arm = next(arm for arm in ARMS if arm.name == report.WINNER)
@@ -81,20 +81,18 @@ def run_trace(address: str, clients: Clients, path: Path, out: Path, console: Co
     recording = replay.load(path, clients[ARMS[0].name])
     console.print(f"replaying {recording.name}: {recording.cut}")
     work = Work(recording.system, recording.tools, replay.play(recording))
-    results, _ = run_arms(address, clients, work, console)
+    results, _ = run_arms(clients, work, console)
     _show(results, f"{recording.name}: the cache over its turns", out, console, cut=recording.cut)
     return 0
 
 
-def run_arms(
-    address: str, clients: Clients, work: Work, console: Console
-) -> tuple[list[ArmResult], dict[str, Session]]:
+def run_arms(clients: Clients, work: Work, console: Console) -> tuple[list[ArmResult], dict[str, Session]]:
     """All arms, one after the other. The sessions that the server edited stay open."""
     results: list[ArmResult] = []
     sessions: dict[str, Session] = {}
     for arm in ARMS:
         rival = next((result.turns for result in results if arm.edited and result.name == report.RIVAL), ())
-        result, session = run_arm(address, arm, clients[arm.name], work, rival, console)
+        result, session = run_arm(arm, clients[arm.name], work, rival, console)
         results.append(result)
         if arm.edited:
             sessions[arm.name] = session

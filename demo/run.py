@@ -14,7 +14,6 @@ from demo import report
 from demo.agent import Conversation
 from demo.arms import Arm, InPlace, converse
 from demo.record import Answer, ArmResult, Turn
-from demo.server_process import pool_stats
 from leyline_sdk import Leyline, Session
 
 
@@ -28,14 +27,14 @@ class Work:
 
 
 def run_arm(
-    address: str, arm: Arm, client: Leyline, work: Work, rival: Sequence[Turn], console: Console
+    arm: Arm, client: Leyline, work: Work, rival: Sequence[Turn], console: Console
 ) -> tuple[ArmResult, Session]:
     """One conversation from its first message to its last. Its session stays open.
 
     `rival`: the turns of another arm, to show beside this one's.
     """
     console.rule(f"[bold]{arm.name}", align="left", style="dim")
-    before, start = pool_stats(address, arm.key), time.perf_counter()
+    before, start = client.server_info().pool, time.perf_counter()
     with console.status(arm.name) as status:
 
         def on_turn(turn: Turn) -> None:
@@ -46,7 +45,7 @@ def run_arm(
         answers = tuple(work.do(arm, conversation, _updater(status, arm)))
     if isinstance(conversation, InPlace):
         conversation.send()
-    after = pool_stats(address, arm.key)
+    after = client.server_info().pool
     assert conversation.session is not None, "no turn, no session"
     result = ArmResult(
         name=arm.name,

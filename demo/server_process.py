@@ -11,11 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-import grpc
-
-from leyline_proto import leyline_pb2 as pb
-from leyline_proto import leyline_pb2_grpc
-
 READY = re.compile(r"^leyline-server ready: (?P<what>.*) at (?P<address>\S+)$")
 
 
@@ -62,11 +57,3 @@ class ServerProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
-
-
-def pool_stats(address: str, api_key: str) -> pb.PoolStats:
-    """The server's own counters: slots in use, and the rows it computed since it started."""
-    with grpc.insecure_channel(address) as channel:
-        stub = leyline_pb2_grpc.LeylineStub(channel)
-        info = stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=(("authorization", f"Bearer {api_key}"),))
-    return info.pool

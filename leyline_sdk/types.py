@@ -247,12 +247,15 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Slots of the server's pool."""
+    """The server's pool, in slots, and its work: rows computed since it started, requests running and waiting."""
 
     num_slots: int
     free: int
     in_use: int
     cached: int
+    rows_computed: int
+    running: int
+    queued: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from leyline_server.worker import EngineThread
 TINY = Path(__file__).parent / "assets" / "tiny"
 SINK_TOKENS = 4
 MAX_MESSAGE_BYTES = 64 << 20
+_DRAIN_POLL_S = 0.02
 _SERVICE = pb.DESCRIPTOR.services_by_name["Leyline"].full_name
 _log = logging.getLogger(__name__)
 
@@ -153,8 +154,21 @@ class Server:
         """Drains: refuses new calls, lets running ones end for `drain` seconds, then cancels them."""
         self._parts.store.closing = True
         await self._health.enter_graceful_shutdown()
-        await self._grpc.stop(self._parts.config.drain)
+        end = self._loop.time() + self._parts.config.drain
+        # gRPC goes on listening meanwhile, so that a new call is told why it is refused: what gRPC itself refuses
+        # once it stops can reach the client as a cancellation, which nobody retries.
+        while self._loop.time() < end and await self._computes():
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await self._grpc.stop(max(0.0, end - self._loop.time()))
         await asyncio.to_thread(self._thread.stop)
+
+    async def _computes(self) -> bool:
+        """Whether a request runs or waits for slots."""
+        try:
+            stats = await asyncio.wrap_future(self._thread.submit(self._parts.engine.stats))
+        except RuntimeError:  # the engine's thread has ended
+            return False
+        return bool(stats.running or stats.queued)
 
     def _engine_crashed(self) -> None:
         self.crashed = True

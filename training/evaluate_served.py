@@ -140,10 +140,10 @@ def main() -> None:
     with (
         served(ServerConfig(model=args.model, device=args.device, port=0)) as address,
         Leyline(target=address) as client,
+        ThreadPoolExecutor(args.at_once) as pool,
     ):
-        with ThreadPoolExecutor(args.at_once) as pool:
-            work = pool.map(lambda session: run_session(client, session, policies), sessions)
-            outcomes = list(track(work, "sessions", len(sessions), console=Console(stderr=True)))
+        work = pool.map(lambda session: run_session(client, session, policies), sessions)
+        outcomes = list(track(work, "sessions", len(sessions), console=Console(stderr=True)))
     rows = report(outcomes)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
@@ -166,7 +166,8 @@ def report(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
     for name in [*names, *KINDS, "all answers", "sessions right throughout"]:
         low, high = wilson(right[name], total[name])
         print(
-            f"{name:28} {right[name]:5} of {total[name]:5}  {right[name] / max(1, total[name]):7.2%}  [{low:.2%}, {high:.2%}]"
+            f"{name:28} {right[name]:5} of {total[name]:5}  {right[name] / max(1, total[name]):7.2%}"
+            f"  [{low:.2%}, {high:.2%}]"
         )
         rows.append({"name": name, "right": right[name], "total": total[name], "low": low, "high": high})
     computed = sum(outcome.computed for outcome in outcomes)

@@ -67,6 +67,7 @@ class FakeServer:
         self._api_keys = api_keys
         self.amortize_refused = amortize_refused
         self.sessions: dict[tuple[str, str], FakeSession] = {}
+        self.rows_computed = 0
         self.once: Once[Sequence[Proto]] = Once(10_000)
         self._made = 0
         self.lock = threading.RLock()

@@ -46,7 +46,7 @@ def get_server_info(server: FakeServer, tenant: str, request: pb.GetServerInfoRe
         limits=server.limits,
         supports=[pb.Support(feature=name, supported=not why, reason=why) for name, why in reasons.items()],
         server_version="fake",
-        pool=pb.PoolStats(num_slots=total, free=total - in_use, in_use=in_use),
+        pool=pb.PoolStats(num_slots=total, free=total - in_use, in_use=in_use, rows_computed=server.rows_computed),
     )
 
 
@@ -131,6 +131,7 @@ def append(server: FakeServer, tenant: str, request: pb.AppendRequest) -> pb.App
     if request.prefill:
         validate.token_budget(len(state.rows), 0, server.limits)
         state, report = fs.computed(state)
+        server.rows_computed += report.computed
     session.state = state
     return pb.AppendResponse(
         version=conversation.version,
@@ -152,6 +153,7 @@ def apply_directives(server: FakeServer, tenant: str, request: pb.ApplyDirective
     if request.prefill:
         validate.token_budget(len(state.rows), 0, server.limits)
         state, report = fs.computed(state)
+        server.rows_computed += report.computed
     for receipt in receipts if request.dry_run else ():
         receipt.edit_id = ""
     if not request.dry_run:
@@ -208,6 +210,7 @@ def admit(server: FakeServer, tenant: str, request: pb.GenerateRequest) -> Gener
         edited=_edited(server, state, applied),
     )
     session.state, report = fs.computed(state, again_from=len(state.rows) - 1)
+    server.rows_computed += report.computed
 
     def finish(said: list[int], reason: pb.FinishReason.ValueType, stop: str) -> pb.GenerateDone:
         server.once.record(tenant, request, running.events)
@@ -232,6 +235,7 @@ def _finished(
     state, format = session.state, server.format
     rows = (*state.rows, *kv.pending(said))
     rows = (*kv.computed(rows[:-1]), *rows[-1:]) if said else rows
+    server.rows_computed += max(0, len(said) - 1)
     body = kv.tokens(rows[state.conversation.body_start(format) :])
     conversation, turn = state.conversation.end_turn(format, body)
     session.state = replace(state, conversation=conversation, rows=rows)
