@@ -354,5 +354,5 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_both_sides_do_the_same(sides: dict[str, Side]) -> None:
-    quick = settings(max_examples=150, stateful_step_count=30, phases=[Phase.generate])  # shrinking takes minutes
+    quick = settings(max_examples=60, stateful_step_count=25, phases=[Phase.generate])  # shrinking takes minutes
     run_state_machine_as_test(lambda: Machine(sides), settings=quick)

@@ -157,7 +157,8 @@ def test_start_serve_and_drain_at_ctrl_c(process: Process, small_model: str) -> 
         late = _refused(client)
         reply = stream.final()
     assert reply.usage.generated == 400  # the running call ended by itself
-    assert isinstance(late, errors.Unavailable)
+    assert isinstance(late, errors.ShuttingDown)
+    assert (late.retryable, late.retry_after_s) == (True, 5)
     code, stderr = process.wait()
     assert code == 0, stderr
     assert "draining" in stderr

@@ -107,7 +107,7 @@ def test_decode_goes_on_while_another_prefills(small: RunningServer) -> None:
         stream = talk.stream(20, force_token_ids=ids)
         next(stream)
         other = chunked.stream(2, raw=True, ignore_eos=True)
-        until(lambda: small.stats().queued, "the other in the queue")
+        until(lambda: small.stats().queued + small.stats().running == 2, "the other")
     assert ids_of(list(stream)) == ids
     assert len(ids_of(list(other))) == 2
     talk.close()
@@ -119,14 +119,16 @@ def test_decode_goes_on_while_another_prefills(small: RunningServer) -> None:
 
 def test_the_async_twin_says_the_same(tiny: RunningServer) -> None:
     async def twin(question: str) -> list[int]:
-        async with AsyncLeyline(target=tiny.address, timeout_s=TIMEOUT_S) as client:
-            async with client.session(tools=[READ_FILE], system=SYSTEM_PROMPT, messages=[question]) as session:
-                async with session.generate(max_tokens=24) as stream:
-                    ids = [token async for delta in stream for token in delta.token_ids]
-                    reply = await stream.final()
-                assert reply.usage.generated == len(ids)
-                await session.close()
-                return ids
+        async with (
+            AsyncLeyline(target=tiny.address, timeout_s=TIMEOUT_S) as client,
+            client.session(tools=[READ_FILE], system=SYSTEM_PROMPT, messages=[question]) as session,
+        ):
+            async with session.generate(max_tokens=24) as stream:
+                ids = [token async for delta in stream for token in delta.token_ids]
+                reply = await stream.final()
+            assert reply.usage.generated == len(ids)
+            await session.close()
+            return ids
 
     async def both() -> list[list[int]]:
         return list(await asyncio.gather(*(twin(question) for question in QUESTIONS[:2])))
