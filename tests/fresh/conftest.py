@@ -1,0 +1,63 @@
+"""A server of its own process, started as the README says, and the files an agent may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leyline_sdk import Leyline
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server with the embedded model, read from its start-up line."""
+    paths = [str(ROOT / part) for part in (".", "proto", "kernels", "policies")]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    log = tmp_path_factory.mktemp("server") / "stderr"
+    command = [
+        sys.executable,
+        "-m",
+        "leyline_server",
+        *["--port", "0", "--threads", "1", "--device", "cpu", "--drain", "1"],
+    ]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdout=subprocess.PIPE, stderr=stderr
+        ) as server,
+    ):
+        try:
+            line = server.stdout.readline().decode()
+            found = re.search(r"ready: .* at (\S+:\d+)$", line.strip())
+            assert found, f"{line!r}\n{log.read_text()}"
+            yield found[1]
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+@pytest.fixture
+def client(target: str) -> Iterator[Leyline]:
+    with Leyline(target=target, timeout_s=120) as client:
+        yield client
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Real files of the kind that the embedded model reads."""
+    (tmp_path / "net.ini").write_text("mode = fast\nport = 8123\nhost = see alt.ini\ntimeout = 30s\n")
+    (tmp_path / "alt.ini").write_text("host = bravo\nsize = 7\nlimit = 450\nlevel = high\n")
+    (tmp_path / "app.cfg").write_text("level = low\nport = 4410\nsize = 91\n")
+    (tmp_path / "key.ini").write_text("token = sk-abcdefghijklmnopqrstuvwx\nport = 77\n")
+    return tmp_path
