@@ -55,7 +55,9 @@ def shape(state: pb.SessionState) -> Any:
     return [form(span) for span in state.messages], texts, edits, state.busy
 
 
-def raw_length(state: pb.SessionState, message_id: str) -> int | None:
-    """The length of a message without a role; None for another one."""
-    spans = [m for m in state.messages if m.message_id == message_id and m.role == pb.ROLE_RAW]
-    return spans[0].end - spans[0].start if spans else None
+def bare_length(state: pb.SessionState, message_id: str) -> int | None:
+    """The length of a message that is text and nothing else, without markers; None for another one."""
+    spans = [m for m in state.messages if m.message_id == message_id]
+    if not spans or any(part.kind != pb.PART_KIND_TEXT for part in spans[0].parts):
+        return None
+    return spans[0].end - spans[0].start

@@ -11,21 +11,19 @@ from typing import Any
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from leyline_proto import leyline_pb2 as pb
-from tests.contract.comparing import attempt, raw_length, shape, summary
+from tests.contract.both_sides import BothSides, Build
+from tests.contract.comparing import attempt, bare_length, summary
 from tests.contract.model import Model
 from tests.contract.scene import READ, call, fresh, message
 from tests.contract.sides import Side
 
-Build = Callable[[Side, pb.SessionState], Any]
 DIGITS = st.text("0123456789", min_size=1, max_size=6)
 MODES = st.sampled_from([pb.MODE_AMORTIZE, pb.MODE_FORGET])
 PICK = st.integers(0, 10**6)
@@ -42,43 +40,7 @@ BODIES: dict[str, Callable[[Side], list[int]]] = {
 }
 
 
-class Machine(RuleBasedStateMachine):
-    def __init__(self, sides: dict[str, Side]) -> None:
-        super().__init__()
-        self.sides = sides
-        self.models: list[Model] = []
-        self.states: dict[str, dict[str, pb.SessionState]] = {}  # as they were after the last operation
-        self.touched: Model | None = None
-        self.last: tuple[dict[str, Any], Any, str] | None = None  # requests, outcome, session
-        self.number = 0
-
-    # ------------------------------------------------------------ both sides
-
-    def both(self, model: Model, build: Build, remember: bool = True) -> Any:
-        """Sends a request to each side; the common outcome: answers of the real side, or a reason."""
-        self.touched = model
-        sent: dict[str, Any] = {}
-        outcomes: dict[str, Any] = {}
-        answers: dict[str, Any] = {}
-        for name, side in self.sides.items():
-            sent[name] = build(side, self.states[model.id][name])
-            answers[name], outcomes[name] = attempt(side, sent[name])
-        assert outcomes["fake"] == outcomes["real"], sent["real"]
-        if remember:
-            self.last = (sent, outcomes["real"], model.id)
-        return answers["real"] if answers["real"] is not None else outcomes["real"]
-
-    def model(self, pick: int) -> Model:
-        return self.models[pick % len(self.models)]
-
-    def message_id(self, model: Model, pick: int) -> str:
-        visible = model.visible
-        return visible[pick % len(visible)].id if visible else "nobody"
-
-    def new_message_id(self) -> str:
-        self.number += 1
-        return f"n{self.number}"
-
+class Machine(BothSides):
     # ------------------------------------------------------------ sessions
 
     @initialize(text=DIGITS)
@@ -207,7 +169,7 @@ class Machine(RuleBasedStateMachine):
     def edit_part_of_the_content(self, pick: int, which: int, start: int, length: int, text: str | None) -> None:
         model = self.model(pick)
         message_id = self.message_id(model, which)
-        if raw_length(self.states[model.id]["real"], message_id) is not None:
+        if bare_length(self.states[model.id]["real"], message_id) is not None:
             length = max(1, length)  # at the edge of a message without markers an insertion stands for itself
         target = pb.MessageTarget(message_id=message_id, content_start=start, content_end=start + length)
         self.edited(
@@ -282,7 +244,7 @@ class Machine(RuleBasedStateMachine):
             return
         (receipt,) = answer.receipts
         model.edited([receipt.edit_id])
-        if content_of and not receipt.inserted and receipt.removed == raw_length(before, content_of):
+        if content_of and not receipt.inserted and receipt.removed == bare_length(before, content_of):
             whole = [content_of]  # a message without markers is its content
         if whole and replaced:
             model.stand_in(whole, receipt.edit_id)
@@ -328,29 +290,6 @@ class Machine(RuleBasedStateMachine):
             ),
         )
         assert answer == "STALE_VERSION"
-
-    # ------------------------------------------------------------ always
-
-    @invariant()
-    def same_on_both_sides(self) -> None:
-        if self.touched in self.models:
-            self.check(self.touched)
-
-    def check(self, model: Model) -> None:
-        states = {name: side.state(model.id) for name, side in self.sides.items()}
-        for state in states.values():
-            model.check(state)
-        assert shape(states["fake"]) == shape(states["real"])
-        self.states[model.id] = states
-
-    def teardown(self) -> None:
-        try:
-            for model in self.models:
-                self.check(model)  # also those that no operation named: forks share nothing that can be seen
-        finally:
-            for model in self.models:
-                for side in self.sides.values():
-                    attempt(side, pb.CloseSessionRequest(request_id=fresh(), session_id=model.id))
 
 
 def test_both_sides_do_the_same(sides: dict[str, Side]) -> None:

@@ -53,6 +53,7 @@ class RunningServer:
             self.parts: Parts = build(ServerConfig(**settings))
         self._gate = Gate(self.parts.engine)
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_without_noise)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.server: Server = self._run(self._start())
@@ -128,6 +129,12 @@ class RunningServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(TIMEOUT_S)
         self._loop.close()
+
+
+def _without_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Several loops in one process make grpc.aio's poller trip over its own wake-ups; it goes on, and says so."""
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
 
 
 class Gate:

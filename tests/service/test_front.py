@@ -118,6 +118,20 @@ async def _nothing() -> None:
     pass
 
 
+def test_a_drain_has_an_end(serve: Callable[..., RunningServer]) -> None:
+    server = serve(drain=0.3)
+    talk = Talk(server, user("hello"))
+    with server.hold(after=2):
+        stream = talk.stream(6, force_token_ids=encode("123456"))
+        head = [next(stream)]
+        server._run(server.server.stop())
+        with pytest.raises(errors.APIError) as caught:
+            head.extend(stream)
+    assert isinstance(caught.value, errors.Cancelled | errors.Unavailable)
+    server.server.stop = lambda: _nothing()  # type: ignore[method-assign]
+    server.check_integrity = lambda: None  # type: ignore[method-assign]
+
+
 def test_a_server_that_is_not_there() -> None:
     from leyline_sdk import Leyline
 
