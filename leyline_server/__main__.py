@@ -7,11 +7,10 @@ import logging
 import signal
 import sys
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.logging import RichHandler
 
-from leyline_server.config import ServerConfig, load_config
+from leyline_server.config import ServerConfig, SettingsError, load_config
 
 
 def main() -> None:
@@ -19,7 +18,7 @@ def main() -> None:
     console = Console(stderr=True)
     try:
         config = load_config(sys.argv[1:])
-    except (ValidationError, FileNotFoundError) as error:
+    except SettingsError as error:
         console.print(f"[red]leyline-server:[/] {error}", highlight=False)
         sys.exit(2)
     handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
@@ -39,6 +38,9 @@ async def _serve(config: ServerConfig, console: Console) -> int:
         except (ModelRefused, TokenizerError, MemoryError) as error:
             console.print(f"[red]leyline-server: the model is refused:[/] {error}", highlight=False)
             return 3
+        except SettingsError as error:
+            console.print(f"[red]leyline-server:[/] {error}", highlight=False)
+            return 2
     server = Server(parts)
     try:
         await server.start()

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from tomllib import TOMLDecodeError
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
     EnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
+)
+from pydantic_settings import (
+    SettingsError as SourceError,
 )
 
 _HELP = """Serves one MLA model whose KV cache can be edited while it lives.
@@ -67,8 +72,9 @@ class ServerConfig(BaseSettings):
     max_replacement: int = Field(default=4096, ge=1, description="tokens in one R")
     max_directives: int = Field(default=256, ge=1, description="directives in one call")
     remembered_requests: int = Field(default=4096, ge=1, description="request ids whose answers are kept for retries")
-    api_keys: dict[str, str] = Field(
-        default_factory=dict, description="key=tenant pairs; without any, everybody is tenant 'default'"
+    api_keys: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="key=tenant pairs, separated by commas; without any, everybody is tenant 'default'",
     )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the model; unset: torch's choice")
     drain: float = Field(default=10, ge=0, description="seconds that running calls get at Ctrl-C")
@@ -76,18 +82,41 @@ class ServerConfig(BaseSettings):
         default="info", description="what is logged to stderr"
     )
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        """Flags and the environment give text, a file a table."""
+        if isinstance(value, str):
+            pairs = [pair.partition("=") for pair in value.split(",") if pair]
+            if not all(key and tenant for key, _, tenant in pairs):
+                raise ValueError("not key=tenant pairs separated by commas")
+            return {key.strip(): tenant.strip() for key, _, tenant in pairs}
+        return value
+
+
+class SettingsError(ValueError):
+    """Settings that can't be used; the message names each one and its bound."""
+
 
 def load_config(args: Sequence[str]) -> ServerConfig:
-    """Reads flags, environment and file. `--help` prints and exits; a bad value raises pydantic's ValidationError."""
-    flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
-    environment = EnvSettingsSource(ServerConfig)
-    path = flags().get("config") or environment().get("config")
-    sources: list[PydanticBaseSettingsSource] = [flags, environment]
-    if path:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no config file {path}")
-        sources.append(TomlConfigSettingsSource(ServerConfig, Path(path)))
-    values: dict[str, object] = {}
-    for source in reversed(sources):
-        values |= source()
-    return ServerConfig.model_validate(InitSettingsSource(ServerConfig, values)())
+    """Reads flags, environment and file. `--help` prints and exits. Raises SettingsError."""
+    try:
+        flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
+        environment = EnvSettingsSource(ServerConfig)
+        path = flags().get("config") or environment().get("config")
+        sources: list[PydanticBaseSettingsSource] = [flags, environment]
+        if path:
+            if not Path(path).is_file():
+                raise SettingsError(f"config: there is no file {path}")
+            sources.append(TomlConfigSettingsSource(ServerConfig, Path(path)))
+        values: dict[str, object] = {}
+        for source in reversed(sources):
+            values |= source()
+        return ServerConfig.model_validate(InitSettingsSource(ServerConfig, values)())
+    except ValidationError as error:
+        told = [
+            f"{'.'.join(map(str, part['loc']))}: {part['msg']} (given: {part['input']!r})" for part in error.errors()
+        ]
+        raise SettingsError("; ".join(told)) from error
+    except (SourceError, TOMLDecodeError) as error:
+        raise SettingsError(str(error)) from error

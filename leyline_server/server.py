@@ -30,13 +30,14 @@ from leyline_server.service import LeylineService
 from leyline_server.sessions.host import Host
 from leyline_server.sessions.session import ServedFormat, Serving
 from leyline_server.sessions.store import SessionStore
-from leyline_server.sizing import choose_device, choose_dtype, choose_slots
+from leyline_server.sizing import choose_context, choose_device, choose_dtype, choose_slots
 from leyline_server.worker import EngineThread
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 SINK_TOKENS = 4
 MAX_MESSAGE_BYTES = 64 << 20
 _DRAIN_POLL_S = 0.02
+_CANCEL_S = 2.0  # for cancelled calls to say so
 _SERVICE = pb.DESCRIPTOR.services_by_name["Leyline"].full_name
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Parts:
 
 
 def build(config: ServerConfig) -> Parts:
-    """Loads the model and makes everything up to the sessions. Raises ModelRefused, TokenizerError."""
+    """Loads the model and makes everything up to the sessions. Raises ModelRefused, TokenizerError, SettingsError."""
     if config.threads:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
@@ -69,7 +70,7 @@ def build(config: ServerConfig) -> Parts:
         _stop_ids(model.config.eos_token_id),
     )
     num_slots = choose_slots(config, model)
-    max_context = min(config.max_context or num_slots, num_slots, model.config.max_position_embeddings)
+    max_context = choose_context(config, model, num_slots)
     engine = LocalEngine(
         model,
         num_slots,
@@ -157,10 +158,18 @@ class Server:
         end = self._loop.time() + self._parts.config.drain
         # gRPC goes on listening meanwhile, so that a new call is told why it is refused: what gRPC itself refuses
         # once it stops can reach the client as a cancellation, which nobody retries.
+        await self._until_idle(end)
+        if await self._computes():
+            # Their clients get what was generated so far, as CANCELLED, before the connection goes.
+            self._thread.submit(self._parts.store.cancel_all)
+            end = self._loop.time() + _CANCEL_S
+            await self._until_idle(end)
+        await self._grpc.stop(0.0 if self.crashed else max(0.0, end - self._loop.time()))
+        await asyncio.to_thread(self._thread.stop)
+
+    async def _until_idle(self, end: float) -> None:
         while self._loop.time() < end and await self._computes():
             await asyncio.sleep(_DRAIN_POLL_S)
-        await self._grpc.stop(max(0.0, end - self._loop.time()))
-        await asyncio.to_thread(self._thread.stop)
 
     async def _computes(self) -> bool:
         """Whether a request runs or waits for slots."""

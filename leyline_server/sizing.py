@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from leyline_server.cache.pool import Pool
-from leyline_server.config import ServerConfig
+from leyline_server.config import ServerConfig, SettingsError
 from leyline_server.model.load import LoadedModel
 
 _MAX_CPU_SLOTS: Final = 1 << 16
@@ -45,6 +45,17 @@ def choose_slots(config: ServerConfig, model: LoadedModel) -> int:
     if slots < 16:
         raise MemoryError(f"the free memory of {model.device} has no room for a pool: one token takes {row} bytes")
     return slots
+
+
+def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> int:
+    """Tokens in one session: as asked, or what model and pool allow. Raises SettingsError for more than that."""
+    positions = int(model.config.max_position_embeddings)
+    if config.max_context is None:
+        return min(num_slots, positions)
+    for what, bound in (("the model's positions", positions), ("the pool's slots", num_slots)):
+        if config.max_context > bound:
+            raise SettingsError(f"max_context {config.max_context} is beyond {what}: {bound}")
+    return config.max_context
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -90,6 +90,12 @@ class SessionStore:
     def names(self, tenant: str) -> dict[SequenceId, str]:
         return {session.sequence: session.id for session in self.of(tenant)}
 
+    def cancel_all(self) -> None:
+        """Cancels whatever runs, between the next two steps."""
+        for session in self._sessions.values():
+            if session.run is not None:
+                session.run.cancel()
+
     def expire(self) -> list[str]:
         """Closes idle sessions whose time is up. Returns their ids."""
         now = time.monotonic()
