@@ -106,7 +106,7 @@ def edit(
             label=cut.label,
         )
     for one in applied:
-        receipts[one.index].at = conversation.log.find(one.edit_id)[1]
+        receipts[one.index].at = conversation.log.where(one.edit_id)
     after = State(conversation, rows, kept, edited=True)
     return after, [receipts[index] for index in range(len(cuts))], applied
 
@@ -133,16 +133,18 @@ def computed(state: State, again_from: int | None = None) -> tuple[State, pb.Cac
 
 
 def undone(state: State, edit_id: str) -> tuple[State, pb.UndoResponse]:
-    conversation, record = state.conversation.undo(edit_id)
-    kept = dict(state.kept)
-    back = kept.pop(edit_id)
-    rows = kv.restored(state.rows, record.at, record.inserted, back)
+    conversation, undone_edits = state.conversation.undo(edit_id)
+    kept, rows = dict(state.kept), state.rows
+    backs = []
+    for one in undone_edits:
+        backs.append(kept.pop(one.edit_id))
+        rows = kv.restored(rows, one.at, one.inserted, backs[-1])
     after = State(conversation, rows, kept, edited=True)
     return after, pb.UndoResponse(
         version=conversation.version,
         num_tokens=len(rows),
-        restored=len(back),
-        restored_with_kv=len(kv.slots(back)),
+        restored=sum(map(len, backs)),
+        restored_with_kv=sum(len(kv.slots(back)) for back in backs),
         exact_upto=kv.exact_upto(rows),
     )
 

@@ -14,7 +14,6 @@ import xxhash
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.conversation import AppliedCut, Conversation
 from leyline_proto.directives import Cut, resolve
-from leyline_proto.edit_log import EditRecord
 from leyline_server.engine.engine import RowEdit, RowReceipt, SequenceId
 from leyline_server.sessions.session import Serving, Session
 
@@ -74,14 +73,14 @@ def carry_out(
 
 def undo(serving: Serving, session: Session, edit_id: str) -> pb.UndoResponse:
     """Raises UNKNOWN_EDIT, NOT_UNDOABLE, UNPAIRED_TOOL_CALL."""
-    after, record = session.conversation.undo(edit_id)
-    restored = serving.engine.undo(session.sequence, edit_id, record.at, record.inserted)
+    after, undone = session.conversation.undo(edit_id)
+    restored = [serving.engine.undo(session.sequence, one.edit_id, one.at, one.inserted) for one in undone]
     session.conversation = after
     return pb.UndoResponse(
         version=after.version,
         num_tokens=len(after.table),
-        restored=restored.restored,
-        restored_with_kv=restored.with_kv,
+        restored=sum(one.restored for one in restored),
+        restored_with_kv=sum(one.with_kv for one in restored),
         exact_upto=serving.engine.exact_upto(session.sequence),
         session=state(serving, session),
     )
@@ -114,21 +113,10 @@ def _hash(ids: Sequence[int]) -> str:
 def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:
     if cut.mode != pb.MODE_FORGET:
         return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id)
-    live = after.log.live
-    here = next(index for index, record in enumerate(live) if record.edit_id == applied.edit_id)
-    forgotten = _ids_within(live[here].covered)
-    if cut.forgets:
-        record, _, _ = after.log.find(cut.forgets)
-        forgotten += (record.edit_id, *_ids_within(record.covered))
-    return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id, True, forgotten, _ids_within(live[here + 1 :]))
-
-
-def _ids_within(records: Sequence[EditRecord]) -> tuple[str, ...]:
-    """These edits and all that they cover."""
-    found: list[str] = []
-    for record in records:
-        found += [record.edit_id, *_ids_within(record.covered)]
-    return tuple(found)
+    log, edit_id = after.log, applied.edit_id
+    forgotten = {*log.beyond_undo(edit_id), *log.beyond_undo(cut.forgets), cut.forgets} - {""}
+    stale = set(log.behind(edit_id)) - forgotten
+    return RowEdit(cut.start, cut.end, cut.ids, edit_id, True, tuple(sorted(forgotten)), tuple(sorted(stale)))
 
 
 def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: dict[SequenceId, str], dry_run: bool) -> pb.Receipt:

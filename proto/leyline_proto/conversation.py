@@ -44,6 +44,15 @@ class AppliedCut:
 
 
 @dataclass(frozen=True, slots=True)
+class UndoneEdit:
+    """The `inserted` tokens at `at` give way to what the edit had removed."""
+
+    edit_id: str
+    at: int
+    inserted: int
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedTurn:
     entry: MessageEntry
     body: ParsedBody
@@ -230,34 +239,46 @@ class Conversation:
             cut = cuts[index]
             edit_id = f"e{conversation.version}" + (f".{index + 1}" if len(cuts) > 1 else "")
             table, pieces = conversation.table, tuple[Piece, ...]()
-            log = conversation.log
-            if cut.forgets:
-                log = log.forget(cut.forgets)
-            else:
+            if not cut.forgets:
                 table, pieces = table.splice(cut.start, cut.end, len(cut.ids), edit_id, self.turn, cut.rendered)
             record = EditRecord(
                 edit_id,
                 cut.mode,
                 conversation.version,
-                cut.start,
                 cut.end - cut.start,
                 len(cut.ids),
                 removed_xxh64[index],
                 pieces if cut.mode == pb.MODE_AMORTIZE else (),
             )
-            conversation = replace(conversation, table=table, log=log.recorded(record))
+            log = conversation.log.recorded(record, cut.start)
+            if cut.mode == pb.MODE_FORGET:
+                gone_for_good = {*log.beyond_undo(edit_id), *log.beyond_undo(cut.forgets), cut.forgets} - {""}
+                log = log.forget(*gone_for_good)
+            conversation = replace(conversation, table=table, log=log)
             standing = {entry.id for entry in table.messages}
             gone = tuple(p.message.id for p in pieces if p.whole and p.message.id not in standing)
             applied.append(AppliedCut(cut, edit_id, index, gone))
         check_pairs(self.table, conversation.table)
         return conversation, applied
 
-    def undo(self, edit_id: str) -> tuple[Conversation, EditRecord]:
-        """Raises UNKNOWN_EDIT, NOT_UNDOABLE, UNPAIRED_TOOL_CALL."""
-        record = self.log.check_undoable(edit_id)
-        table = self.table.unsplice(record.at, record.inserted, record.pieces, edit_id)
+    def undo(self, edit_id: str) -> tuple[Conversation, list[UndoneEdit]]:
+        """Undoes one edit, or all edits of one call ("e3" for e3.1, e3.2, ..), in the order of the list returned.
+
+        Raises UNKNOWN_EDIT, NOT_UNDOABLE, UNPAIRED_TOOL_CALL.
+        """
+        table, log = self.table, self.log
+        undone: list[UndoneEdit] = []
+        for one in log.of_version(edit_id):
+            why = log.why_not_undoable(one)
+            record, at = log.find(one), log.where(one)
+            if not why:
+                table, log = table.unsplice(at, record.inserted, record.pieces, one), log.without(one)
+                undone.append(UndoneEdit(one, at, record.inserted))
+                why = _taken_again(table)
+            if why:
+                raise Refusal("NOT_UNDOABLE", f"edit {one!r} can't be undone: {why}", edit_id=one)
         check_pairs(self.table, table)
-        return replace(self, table=table, log=self.log.without(edit_id), version=self.version + 1), record
+        return replace(self, table=table, log=log, version=self.version + 1), undone
 
     # ------------------------------------------------------------ views
 
@@ -287,3 +308,11 @@ class Conversation:
             tools=self.tools,
             unanswered_call_ids=[call.id for call in self.table.unanswered()],
         )
+
+
+def _taken_again(table: SpanTable) -> str:
+    """What stands twice after an undo: its id was given anew, or an insertion parts it. Empty when nothing does."""
+    ids = [entry.id for entry in table.messages]
+    calls = [call.id for entry in table.messages for call in entry.calls]
+    twice = next((one for names in (ids, calls) for one in names if names.count(one) > 1), "")
+    return twice and f"{twice!r} stands in the session already"

@@ -20,7 +20,8 @@ from leyline_proto.spans import CONTENT_KINDS, REASONING, TEXT, Call, MessageEnt
 class Cut:
     """One checked directive: [start, end) is replaced by `ids`.
 
-    `forgets` names an earlier edit whose span's influence has to go; then the cut itself is empty.
+    `forgets` names an earlier edit whose span's influence has to go; then the cut itself is empty and stands behind the
+    `behind_r` tokens of that edit's R.
     """
 
     start: int
@@ -30,6 +31,7 @@ class Cut:
     label: str
     rendered: MessageEntry | None = None
     forgets: str = ""
+    behind_r: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,9 @@ def resolve(
     check_length("the call", len(directives), rules.max_directives, "directives")
     cuts = [_resolve_one(directive, table, log, rules, tools) for directive in directives]
     previous: Cut | None = None
-    for cut in sorted((c for c in cuts if not c.forgets), key=lambda c: (c.start, c.end)):
+    for cut in sorted(cuts, key=lambda c: (c.start - c.behind_r, c.end)):
         twice = previous is not None and cut.start == cut.end == previous.start == previous.end
-        if previous is not None and (cut.start < previous.end or twice):
+        if previous is not None and (cut.start - cut.behind_r < previous.end or twice):
             raise Refusal(
                 "SPANS_OVERLAP",
                 f"[{previous.start}, {previous.end}) and [{cut.start}, {cut.end}) overlap; the spans of one call "
@@ -105,15 +107,16 @@ def _forget_edit(directive: pb.Directive, mode: pb.Mode.ValueType, log: EditLog)
             field="edit_id",
             edit_id=directive.edit_id,
         )
-    record, at, intact = log.find(directive.edit_id)
+    record, at = log.find(directive.edit_id), log.where(directive.edit_id)
     if record.undone:
         raise Refusal(
             "INVALID_ARGUMENT",
             f"edit {directive.edit_id!r} was undone: its span is in the session; name the span itself",
             edit_id=directive.edit_id,
         )
-    where = at + record.inserted if intact else at
-    return Cut(where, where, (), mode, directive.label, forgets=record.edit_id)
+    # R was computed from what stands before it; cut by another edit, where it ends is not known.
+    where = at if record.touched_by else at + record.inserted
+    return Cut(where, where, (), mode, directive.label, forgets=record.edit_id, behind_r=where - at)
 
 
 def _target_range(directive: pb.Directive, table: SpanTable) -> tuple[int, int]:

@@ -1,13 +1,14 @@
 """A session's edit log: where each edit's R stands now, and what would bring its span back.
 
-Owns the coordinates of earlier edits under later ones. Records are kept in the order in which their R
-stand in the list, so that an edit moves exactly the records to its right; a record whose R a later edit
-cut is held inside that edit and comes back when it is undone. It does not know KV.
+Owns the coordinates of earlier edits under later ones. Every edit has two anchors, the start and end of its R. All
+anchors that stand in the list are kept in one sequence in list order, so that those at the same token have sides; those
+inside a span that a later edit removed wait in that edit's record and come back with it. An edit can be undone when no
+later edit that still stands has touched its R. It does not know KV.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.refusal import Refusal
@@ -15,133 +16,177 @@ from leyline_proto.spans import Piece
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """One end of an edit's R: `at` in the list, or, while it waits in a record, from the start of the removed span."""
+
+    edit_id: str
+    is_end: bool
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class EditRecord:
-    """One edit. `at` is where its R stands, or, inside a covering record, the offset from that record's start."""
+    """One edit. `inside`: the anchors that stood inside what it removed. `touched_by`: later edits that cut its R."""
 
     edit_id: str
     mode: pb.Mode.ValueType
     version: int
-    at: int
     removed: int
     inserted: int
     removed_xxh64: str
     pieces: tuple[Piece, ...] = ()
-    covered: tuple[EditRecord, ...] = ()
+    inside: tuple[Anchor, ...] = ()
+    touched_by: frozenset[str] = frozenset()
     undone: bool = False
     forgotten: bool = False
-
-    @property
-    def undoable(self) -> bool:
-        return self.mode == pb.MODE_AMORTIZE and not self.undone and not self.forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class EditLog:
-    """`live` in list order, `undone` in the order in which they were undone."""
+    """`records` in the order in which they were made, `anchors` in the order in which they stand."""
 
-    live: tuple[EditRecord, ...] = ()
-    undone: tuple[EditRecord, ...] = ()
+    records: dict[str, EditRecord] = field(default_factory=dict)
+    anchors: tuple[Anchor, ...] = ()
 
-    def recorded(self, record: EditRecord) -> EditLog:
-        """The log after `record` replaced [record.at, record.at + record.removed)."""
-        start, end = record.at, record.at + record.removed
-        shift = record.inserted - record.removed
-        left: list[EditRecord] = []
-        covered: list[EditRecord] = []
-        right: list[EditRecord] = []
-        for old in self.live:
-            if old.at + old.inserted <= start:
-                left.append(old)
-            elif old.at >= end:
-                right.append(replace(old, at=old.at + shift))
-            else:
-                covered.append(replace(old, at=old.at - start))
-        return replace(self, live=(*left, replace(record, covered=tuple(covered)), *right))
+    # ------------------------------------------------------------ changes
+
+    def recorded(self, record: EditRecord, start: int) -> EditLog:
+        """The log after `record` replaced [start, start + removed) by its R."""
+        end, shift = start + record.removed, record.inserted - record.removed
+        left, inside, right = self._split(start, end)
+        own = (
+            Anchor(record.edit_id, False, start),
+            Anchor(record.edit_id, True, start + record.inserted),
+        )
+        records = {
+            edit_id: replace(old, touched_by=old.touched_by | {record.edit_id})
+            if self._touched(edit_id, start, end)
+            else old
+            for edit_id, old in self.records.items()
+        }
+        records[record.edit_id] = replace(record, inside=tuple(replace(a, at=a.at - start) for a in inside))
+        moved = tuple(replace(anchor, at=anchor.at + shift) for anchor in right)
+        return EditLog(records, (*left, *own, *moved))
 
     def without(self, edit_id: str) -> EditLog:
-        """The log after `edit_id` was undone: what it covered is live again, what stands right of it moves."""
-        index = next(i for i, record in enumerate(self.live) if record.edit_id == edit_id)
-        record = self.live[index]
-        shift = record.removed - record.inserted
-        back = [replace(old, at=old.at + record.at) for old in record.covered]
-        right = [replace(old, at=old.at + shift) for old in self.live[index + 1 :]]
-        undone = replace(record, undone=True, pieces=(), covered=())
-        return EditLog((*self.live[:index], *back, *right), (*self.undone, undone))
+        """The log after an undoable edit was undone."""
+        record = self.records[edit_id]
+        first = self._index(edit_id)
+        start, shift = self.anchors[first].at, record.removed - record.inserted
+        back = (replace(anchor, at=anchor.at + start) for anchor in record.inside)
+        right = (replace(anchor, at=anchor.at + shift) for anchor in self.anchors[first + 2 :])
+        records = {other: replace(old, touched_by=old.touched_by - {edit_id}) for other, old in self.records.items()}
+        records[edit_id] = replace(record, undone=True, pieces=(), inside=())
+        return EditLog(records, (*self.anchors[:first], *back, *right))
 
-    def forget(self, edit_id: str) -> EditLog:
-        """Marks an earlier edit as forgotten: its span can't come back."""
-        return replace(self, live=_forget(self.live, edit_id))
+    def forget(self, *edit_ids: str) -> EditLog:
+        """Marks edits whose span can't come back any more, and lets go of what they kept."""
+        records = dict(self.records)
+        for edit_id in edit_ids:
+            records[edit_id] = replace(records[edit_id], forgotten=True, pieces=())
+        return replace(self, records=records)
 
-    def find(self, edit_id: str) -> tuple[EditRecord, int, bool]:
-        """(record, where its R stands now, whether its R is intact). Raises UNKNOWN_EDIT."""
-        for record in self.live:
-            found = _find(record, edit_id, record.at)
-            if found is not None:
-                return found
-        for record in self.undone:
-            if record.edit_id == edit_id:
-                return record, record.at, False
-        raise Refusal("UNKNOWN_EDIT", f"no edit {edit_id!r} in this session", edit_id=edit_id)
+    # ------------------------------------------------------------ questions
 
-    def check_undoable(self, edit_id: str) -> EditRecord:
-        """Raises UNKNOWN_EDIT or NOT_UNDOABLE, saying why."""
-        record, _, intact = self.find(edit_id)
+    def where(self, edit_id: str, is_end: bool = False) -> int:
+        """Where the edit's R starts, or ends; for an anchor that a later edit swallowed, where that one's R does."""
+        own = (edit_id, is_end)
+        for anchor in self.anchors:
+            if (anchor.edit_id, anchor.is_end) == own:
+                return anchor.at
+        for record in self.records.values():
+            if any((anchor.edit_id, anchor.is_end) == own for anchor in record.inside):
+                return self.where(record.edit_id, is_end)
+        return 0  # undone: it stands nowhere
+
+    def find(self, edit_id: str) -> EditRecord:
+        """Raises UNKNOWN_EDIT."""
+        record = self.records.get(edit_id)
+        if record is None:
+            raise Refusal("UNKNOWN_EDIT", f"no edit {edit_id!r} in this session", edit_id=edit_id)
+        return record
+
+    def of_version(self, edit_id: str) -> list[str]:
+        """The edit of this id; or, when it names a call of several directives, all edits of that call, from left to
+        right. Raises UNKNOWN_EDIT."""
+        if edit_id not in self.records:
+            several = [one for one in self.records if one.startswith(f"{edit_id}.")]
+            if several:
+                return sorted(several, key=lambda one: (self.where(one), one))
+        return [self.find(edit_id).edit_id]
+
+    def why_not_undoable(self, edit_id: str) -> str:
+        """Why the edit can't be undone now; empty when it can."""
+        record = self.find(edit_id)
         if record.undone:
-            why = "it was undone already"
-        elif record.mode != pb.MODE_AMORTIZE or record.forgotten:
-            why = "what FORGET removed is gone"
-        elif not intact:
-            cover = next(r.edit_id for r in self.live if _find(r, edit_id, 0) is not None)
-            why = f"its R was cut by the later edit {cover!r}; undo that one first"
-        else:
-            return record
-        raise Refusal("NOT_UNDOABLE", f"edit {edit_id!r} can't be undone: {why}", edit_id=edit_id)
+            return "it was undone already"
+        if record.mode != pb.MODE_AMORTIZE or record.forgotten:
+            return "what FORGET removed is gone"
+        if record.touched_by:
+            later = max(record.touched_by, key=lambda one: self.records[one].version)
+            return f"its R was cut by the later edit {later!r}; undo that one first"
+        return ""
+
+    def beyond_undo(self, edit_id: str) -> list[str]:
+        """The edits that can never be undone once `edit_id`, a FORGET, stands: it touched them, or one that did."""
+        found = {edit_id}
+        for record in reversed(self.records.values()):
+            if record.touched_by & found and not record.undone:
+                found.add(record.edit_id)
+        return sorted(found - {edit_id})
+
+    def behind(self, edit_id: str) -> list[str]:
+        """The edits that stand, or stood when they were swallowed, behind this one."""
+        here = self._index(edit_id)
+        there = {anchor.edit_id for anchor in self.anchors[here + 2 :]}
+        for record in reversed(self.records.values()):
+            if record.edit_id in there:
+                there |= {anchor.edit_id for anchor in record.inside}
+        return sorted(there)
 
     def entries(self) -> list[pb.EditEntry]:
-        """All edits in the order of their versions."""
-        found: list[pb.EditEntry] = []
-        for record in self.live:
-            _collect(record, record.at, True, found)
-        found.extend(_entry(record, record.at, False) for record in self.undone)
-        return sorted(found, key=lambda entry: (entry.version, entry.edit_id))
+        """All edits in the order in which they were made."""
+        return [
+            pb.EditEntry(
+                edit_id=record.edit_id,
+                mode=record.mode,
+                version=record.version,
+                at=self.where(record.edit_id),
+                removed=record.removed,
+                inserted=record.inserted,
+                undone=record.undone,
+                undoable=not self.why_not_undoable(record.edit_id),
+                removed_xxh64=record.removed_xxh64,
+            )
+            for record in sorted(self.records.values(), key=lambda r: (r.version, r.edit_id))
+        ]
 
+    # ------------------------------------------------------------ anchors
 
-def _forget(records: tuple[EditRecord, ...], edit_id: str | None = None) -> tuple[EditRecord, ...]:
-    return tuple(
-        replace(
-            record,
-            forgotten=record.forgotten or edit_id in (None, record.edit_id),
-            covered=_forget(record.covered, edit_id if edit_id != record.edit_id else None),
-        )
-        for record in records
-    )
+    def _index(self, edit_id: str) -> int:
+        """The place of the edit's start anchor among those that stand; -1 when it waits in another record."""
+        return next((i for i, a in enumerate(self.anchors) if a.edit_id == edit_id and not a.is_end), -1)
 
+    def _split(self, start: int, end: int) -> tuple[tuple[Anchor, ...], tuple[Anchor, ...], tuple[Anchor, ...]]:
+        """Anchors left of, inside and right of a cut. An insertion goes in front of the first R that starts there."""
+        anchors = self.anchors
+        if start < end:
+            first = next((i for i, a in enumerate(anchors) if a.at > start), len(anchors))
+            last = next((i for i, a in enumerate(anchors) if a.at >= end), len(anchors))
+        else:
+            first = last = next((i for i, a in enumerate(anchors) if self._behind_insertion(a, start)), len(anchors))
+        return anchors[:first], anchors[first:last], anchors[last:]
 
-def _find(record: EditRecord, edit_id: str, at: int) -> tuple[EditRecord, int, bool] | None:
-    if record.edit_id == edit_id:
-        return record, at, True
-    for inner in record.covered:
-        found = _find(inner, edit_id, at)
-        if found is not None:
-            return found[0], at, False
-    return None
+    def _behind_insertion(self, anchor: Anchor, at: int) -> bool:
+        starts_here = anchor.at == at and not anchor.is_end and self.records[anchor.edit_id].inserted > 0
+        return anchor.at > at or starts_here
 
-
-def _collect(record: EditRecord, at: int, intact: bool, out: list[pb.EditEntry]) -> None:
-    out.append(_entry(record, at, intact))
-    for inner in record.covered:
-        _collect(inner, at, False, out)
-
-
-def _entry(record: EditRecord, at: int, intact: bool) -> pb.EditEntry:
-    return pb.EditEntry(
-        edit_id=record.edit_id,
-        mode=record.mode,
-        version=record.version,
-        at=at,
-        removed=record.removed,
-        inserted=record.inserted,
-        undone=record.undone,
-        undoable=record.undoable and intact,
-        removed_xxh64=record.removed_xxh64,
-    )
+    def _touched(self, edit_id: str, start: int, end: int) -> bool:
+        """Whether a cut takes from the edit's R, or comes between its tokens."""
+        if self.records[edit_id].undone:
+            return False
+        begins, ends = self.where(edit_id), self.where(edit_id, is_end=True)
+        standing = {anchor.is_end for anchor in self.anchors if anchor.edit_id == edit_id}
+        if len(standing) < 2:  # a part of R waits at one of these ends: what comes there comes between
+            return start <= ends and end >= begins
+        return start < ends and end > begins if ends > begins else start < begins < end

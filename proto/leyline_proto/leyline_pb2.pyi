@@ -1535,6 +1535,7 @@ class UndoRequest(_message.Message):
     request_id: _builtins.str
     session_id: _builtins.str
     edit_id: _builtins.str
+    """one edit ("e3", "e3.1"), or all edits of a call of several directives ("e3")"""
     expected_version: _builtins.int
     wait: _builtins.bool
     def __init__(
