@@ -3,6 +3,7 @@
 Owns the `Edit` value, its constructors, and how it becomes a directive of the contract.
 
     clear(result, "[cleared]")        a tool result's text gives way to a placeholder
+    cut_text(result, 10, 14, "***")   characters of its text do
     remove(message)                   the whole message goes, markers included
     rerender(message, {..})           the message is rendered anew, with the same tool calls
     forget("e7")                      what an earlier edit removed: its influence goes too
@@ -26,16 +27,23 @@ MessagePart = Literal["content", "reasoning", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class InMessage:
-    """A message's text, its reasoning, or all of it. `start` and `end` narrow it, in tokens of that part."""
+    """A message's text, its reasoning, or all of it. `start` and `end` narrow it, in tokens of that part; `char_start`
+    and `char_end`, in characters of its text."""
 
     message_id: str
     part: MessagePart = "content"
     start: int | None = None
     end: int | None = None
+    char_start: int | None = None
+    char_end: int | None = None
 
     @property
     def partial(self) -> bool:
-        return self.start is not None or self.end is not None
+        return self.start is not None or self.end is not None or self.in_chars
+
+    @property
+    def in_chars(self) -> bool:
+        return self.char_start is not None or self.char_end is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,25 @@ def cut_content(
     return Edit(InMessage(_id(message), "content", start, end), replacement, mode, label=label)
 
 
+def cut_text(
+    message: MessageRef,
+    start: int | None = None,
+    end: int | None = None,
+    replacement: str = "",
+    *,
+    part: Literal["content", "reasoning"] = "content",
+    mode: Mode = Mode.AMORTIZE,
+    label: str = "",
+) -> Edit:
+    """Characters [start, end) of a message's text give way to text; None is the text's start or end.
+
+    The tokens that they touch go, and what those held beside them comes back with the replacement. All cuts of one
+    call, or of one policy's plan, count in the text as it was before; they are disjoint.
+    """
+    target = InMessage(_id(message), part, char_start=0 if start is None else start, char_end=end)
+    return Edit(target, replacement or None, mode, label=label)
+
+
 def remove(message: MessageRef, *, mode: Mode = Mode.AMORTIZE, label: str = "") -> Edit:
     """The whole message goes. A call and its results go together or not at all."""
     return Edit(InMessage(_id(message), "whole"), None, mode, label=label)
@@ -174,6 +201,10 @@ def _set_target(directive: pb.Directive, target: Target) -> None:
             directive.message.content_start = target.start
         if target.end is not None:
             directive.message.content_end = target.end
+        if target.char_start is not None:
+            directive.message.char_start = target.char_start
+        if target.char_end is not None:
+            directive.message.char_end = target.char_end
     elif isinstance(target, ResultOf):
         directive.tool_call_id = target.tool_call_id
     elif isinstance(target, Span):

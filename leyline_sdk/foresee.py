@@ -6,11 +6,12 @@ starts stay those of the real session, so that spans keep their meaning within o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from leyline_sdk.edits import EarlierEdit, Edit, InMessage, ResultOf, Span
 from leyline_sdk.policy import estimate_tokens
+from leyline_sdk.text_cuts import TextCut
 from leyline_sdk.transcript import Message, Part, Transcript
 from leyline_sdk.wire import call_from_pb, message_to_pb
 
@@ -56,11 +57,36 @@ def changes_nothing(edit: Edit, transcript: Transcript) -> bool:
         )
     if target.part == "whole":
         return False
+    if target.in_chars:
+        text = text_of(message, target)
+        one = text_cut(edit, target, len(text))
+        return message.text_known and one.of(text) == text
     length = sum(part.length for part in message.parts if part.kind == _kind(target))
     if not edit.replacement:
         return (target.start or 0) >= (length if target.end is None else min(target.end, length))
-    text = message.reasoning if target.part == "reasoning" else message.text
-    return not target.partial and message.text_known and edit.replacement == text
+    return not target.partial and message.text_known and edit.replacement == text_of(message, target)
+
+
+def text_of(message: Message, target: InMessage) -> str:
+    """The text of the part that the target names."""
+    return message.reasoning if target.part == "reasoning" else message.text
+
+
+def text_cut(edit: Edit, target: InMessage, length: int) -> TextCut:
+    """An edit of characters as a cut of its part's text, which has `length` of them."""
+    end = length if target.char_end is None else target.char_end
+    return TextCut(target.char_start or 0, end, edit.replacement if isinstance(edit.replacement, str) else "")
+
+
+def foresee_all(transcript: Transcript, edits: Iterable[Edit]) -> Transcript:
+    """The transcript after the edits of one call, which count in the texts as they are before it."""
+
+    def last_first(edit: Edit) -> int:
+        return -(edit.target.char_start or 0) if isinstance(edit.target, InMessage) else 0
+
+    for edit in sorted(edits, key=last_first):
+        transcript = foresee(transcript, edit)
+    return transcript
 
 
 def foresee(transcript: Transcript, edit: Edit) -> Transcript:
@@ -92,6 +118,8 @@ def _changed(message: Message, edit: Edit, target: InMessage, transcript: Transc
         return replace(
             message, text=text or "", reasoning="", tool_calls=(), parts=(Part("text", tokens),), text_known=known
         )
+    if target.in_chars:
+        return _after_text_cut(message, edit, target, tokens)
     kind = _kind(target)
     parts: list[Part] = []
     for part in message.parts:
@@ -104,6 +132,19 @@ def _changed(message: Message, edit: Edit, target: InMessage, transcript: Transc
     if target.part == "reasoning":
         return replace(message, parts=tuple(parts), reasoning=text or "", text_known=message.text_known and known)
     return replace(message, parts=tuple(parts), text=text or "", text_known=known)
+
+
+def _after_text_cut(message: Message, edit: Edit, target: InMessage, tokens: int) -> Message:
+    text = text_of(message, target)
+    one = text_cut(edit, target, len(text))
+    left = 1 - (one.end - one.start) / len(text) if text else 1.0
+    parts = tuple(
+        replace(part, length=max(0, round(part.length * left) + tokens)) if part.kind == _kind(target) else part
+        for part in message.parts
+    )
+    if target.part == "reasoning":
+        return replace(message, parts=parts, reasoning=one.of(text))
+    return replace(message, parts=parts, text=one.of(text))
 
 
 def _rerendered(message: Message, new: Mapping[str, object]) -> Message:

@@ -14,7 +14,7 @@ from leyline_sdk import types as t
 from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit, to_directive
-from leyline_sdk.foresee import foresee
+from leyline_sdk.foresee import foresee_all
 from leyline_sdk.planning import Plan, pairs_of
 from leyline_sdk.wire import (
     appended_from_pb,
@@ -74,10 +74,7 @@ def edit(
 ) -> Op[t.EditResult]:
     """Edits by hand, as one transaction: nothing is protected."""
     yield from core.ready()
-    after = core.transcript
-    for one in edits:
-        after = foresee(after, one)
-    todo = Plan(tuple(edits), ("",) * len(edits), after)
+    todo = Plan(tuple(edits), ("",) * len(edits), foresee_all(core.transcript, edits))
     return (yield from core.apply(todo, dry_run=dry_run, prefill=prefill, wait=wait, timeout_s=timeout_s))
 
 

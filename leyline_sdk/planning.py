@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from leyline_sdk.edits import EarlierEdit, Edit, InMessage, Span
 from leyline_sdk.errors import PolicyError
-from leyline_sdk.foresee import changes_nothing, foresee, in_message, touched
+from leyline_sdk.foresee import changes_nothing, foresee, in_message, text_cut, text_of, touched
 from leyline_sdk.policy import Policy, PolicyContext
-from leyline_sdk.transcript import Transcript
+from leyline_sdk.text_cuts import TextCut, told_before
+from leyline_sdk.transcript import Message, Transcript
 from leyline_sdk.types import Mode
 
 
@@ -52,6 +53,7 @@ def plan(policies: Sequence[Policy], transcript: Transcript, max_context: int, c
             raise
         except Exception as error:
             raise PolicyError(f"policy {policy.name} raised {error!r}", policy=policy.name) from error
+        batch.begin()
         for edit in edits:
             batch.add(edit, policy.name, policy.edits_protected)
         _check_pairs(transcript, batch.after, policy.name)
@@ -68,6 +70,11 @@ class _Batch:
         self.after = transcript
         self.entries: list[_Entry] = []
         self._protected = transcript.protected()
+        self._own: dict[tuple[str, str], list[TextCut]] = {}  # of the policy that plans now, in the texts that it saw
+
+    def begin(self) -> None:
+        """The next policy's edits come."""
+        self._own.clear()
 
     def add(self, edit: Edit, policy: str, edits_protected: bool = False) -> None:
         """Checks one edit, joins it with what is there, or leaves it out as needless."""
@@ -84,16 +91,62 @@ class _Batch:
                     message_id=message.id,
                 )
         pinned = not edits_protected and any(message.id in self.before.pinned for message in messages)
+        place = in_message(edit, self.after)
+        if place is not None and place.in_chars:
+            edit, place = self._as_it_is_now(edit, place, messages[0], policy)
         if pinned or changes_nothing(edit, self.after):
             return
-        place = in_message(edit, self.after)
         edit = replace(edit, label=edit.label or policy)
         entry = _Entry(edit, policy, frozenset(message.id for message in messages), place)
         self.after = foresee(self.after, edit)
+        if place is not None and place.in_chars:
+            entry = self._as_it_was_before(entry, place)
         others = [other for other in self.entries if _collide(other, entry)]
         for other in others:
             entry = _joined(other, entry)
         self.entries = [other for other in self.entries if other not in others] + [entry]
+
+    def _as_it_is_now(self, edit: Edit, place: InMessage, message: Message, policy: str) -> tuple[Edit, InMessage]:
+        """An edit of characters, which counts in the text that its policy saw, told of the text as it is now."""
+        own = self._own.setdefault((place.message_id, place.part), [])
+        length = len(text_of(message, place))
+        seen = text_cut(edit, place, length - sum(one.growth for one in own))
+        shift = sum(one.growth for one in own if one.end <= seen.start)
+        start, end = seen.start + shift, seen.end + shift
+        overlap = any(one.start < seen.end and seen.start < one.end for one in own)
+        if not message.text_known or overlap or not 0 <= start <= end <= length:
+            why = "whose text is unknown" if not message.text_known else "twice" if overlap else f"of {length}"
+            raise PolicyError(
+                f"policy {policy} cuts characters [{seen.start}, {seen.end}) of message {message.id!r}, {why}",
+                policy=policy,
+                message_id=message.id,
+            )
+        own.append(seen)
+        place = replace(place, char_start=start, char_end=end)
+        return replace(edit, target=place), place
+
+    def _as_it_was_before(self, entry: _Entry, place: InMessage) -> _Entry:
+        """A cut of characters joins those that it overlaps; in a text that is new itself, the text is given anew."""
+        part = InMessage(place.message_id, place.part)
+        cuts: dict[TextCut, _Entry] = {}
+        for other in self.entries:
+            if other.place is not None and other.place.in_chars and _same_part(other.place, part):
+                cuts[text_cut(other.edit, other.place, 0)] = other
+            elif _collide(other, entry):
+                message = self.after.get(part.message_id)
+                text = text_of(message, part) if message is not None else ""
+                return replace(entry, edit=replace(entry.edit, target=part, replacement=text or None), place=part)
+        new, inside = told_before(list(cuts), text_cut(entry.edit, place, 0))
+        place = replace(part, char_start=new.start, char_end=new.end)
+        entry = replace(entry, edit=replace(entry.edit, target=place, replacement=new.text or None), place=place)
+        for one in inside:
+            entry = _joined(cuts[one], entry)
+            self.entries.remove(cuts[one])
+        return entry
+
+
+def _same_part(one: InMessage, other: InMessage) -> bool:
+    return (one.message_id, one.part) == (other.message_id, other.part)
 
 
 def _collide(old: _Entry, new: _Entry) -> bool:
@@ -101,6 +154,8 @@ def _collide(old: _Entry, new: _Entry) -> bool:
         return old.edit.target.start < new.edit.target.end and new.edit.target.start < old.edit.target.end
     if isinstance(new.edit.target, EarlierEdit):
         return new.edit.target == old.edit.target
+    if old.place is not None and new.place is not None and old.place.in_chars and new.place.in_chars:
+        return False  # told of the same text, they are disjoint
     if old.place is not None and new.place is not None and "whole" not in (old.place.part, new.place.part):
         return bool(old.ids & new.ids) and old.place.part == new.place.part
     return bool(old.ids & new.ids)
@@ -116,7 +171,8 @@ def _joined(old: _Entry, new: _Entry) -> _Entry:
         allow_sink=old.edit.allow_sink or new.edit.allow_sink,
     )
     joined = replace(new, edit=both, policy=_named(old.policy, new.policy), ids=old.ids | new.ids)
-    if isinstance(new.edit.target, EarlierEdit):
+    chars = old.place is not None and old.place.in_chars and new.place is not None and new.place.in_chars
+    if isinstance(new.edit.target, EarlierEdit) or chars:
         return joined
     if old.place is not None and new.place is not None and not new.place.partial:
         if new.place.part in ("whole", old.place.part):
@@ -125,6 +181,8 @@ def _joined(old: _Entry, new: _Entry) -> _Entry:
         if isinstance(rendered, Mapping) and (text is None or isinstance(text, str)):
             both = replace(both, target=old.place, replacement={**rendered, new.place.part: text or ""})
             return replace(joined, edit=both, place=old.place)
+        if isinstance(rendered, str) and isinstance(text, str | None) and new.place.part == "content":
+            return replace(joined, edit=replace(both, target=old.place, replacement=text or ""), place=old.place)
     raise PolicyError(
         f"policy {new.policy} edits {sorted(old.ids & new.ids)}, which {old.policy} edits in the same call; "
         "name the whole content, or put them in another order",
@@ -168,17 +226,23 @@ def pairs_of(transcript: Transcript, message_ids: Iterable[str]) -> frozenset[st
 def chunks(edits: Sequence[Edit], transcript: Transcript, size: int) -> list[list[int]]:
     """Indices of the edits in calls of at most `size`, in order; spans first, and pairs in the same call.
 
-    A pair that alone is larger than `size` stays whole: the server will say so.
+    Cuts of characters come last, from the end of each text on: so no call moves what the next one counts. A pair that
+    alone is larger than `size` stays whole: the server will say so.
     """
     if len(edits) <= size:
         return [list(range(len(edits)))]
     groups: dict[str, list[int]] = {}
+    in_chars: list[tuple[int, int]] = []
     for index, edit in enumerate(edits):
         place = in_message(edit, transcript)
+        if place is not None and place.in_chars:
+            in_chars.append((-(place.char_start or 0), index))
+            continue
         key = "" if place is None else min(pairs_of(transcript, [place.message_id]))
         groups.setdefault(key, []).append(index)
     out: list[list[int]] = [[]]
-    for group in sorted(groups.values(), key=lambda g: (in_message(edits[g[0]], transcript) is not None, g[0])):
+    ordered = sorted(groups.values(), key=lambda g: (in_message(edits[g[0]], transcript) is not None, g[0]))
+    for group in [*ordered, *([index] for _, index in sorted(in_chars))]:
         if out[-1] and len(out[-1]) + len(group) > size:
             out.append([])
         out[-1].extend(group)

@@ -146,6 +146,9 @@ class ByteFormat:
                 run.clear()
         return "".join([*out, run.decode(errors="replace")])
 
+    def lead(self, role: pb.Role.ValueType) -> str:
+        return ""
+
 
 class _Pieces:
     def __init__(self) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyline_policies.facts import count_parts
-from leyline_sdk.edits import Edit, InMessage, replace_content, rerender
+from leyline_sdk.edits import Edit, cut_text, rerender
 from leyline_sdk.errors import ConfigError, PolicyError
 from leyline_sdk.policy import Policy, PolicyContext
+from leyline_sdk.text_cuts import TextCut, cut, then
 from leyline_sdk.transcript import Message
 from leyline_sdk.types import Mode
 
@@ -20,6 +21,9 @@ Pattern = str | re.Pattern[str]
 @dataclass(frozen=True)
 class Redact(Policy):
     """Every match of a pattern gives way, in texts, reasoning and the arguments of tool calls.
+
+    Only the tokens that hold a match go, however long the message is; a message whose tool calls have a match in
+    their arguments is rendered anew.
 
     A redaction is a wish of the user's, so it goes further than other policies: it reaches the system prompt, the
     task and the last user message too, in which only the matches change. It runs before each Generate, so that a
@@ -86,23 +90,31 @@ class Redact(Policy):
     def _edits(self, message: Message) -> list[Edit]:
         if not message.text_known:
             return []
+        text, reasoning = self._cuts(message.text), self._cuts(message.reasoning)
         new = self._dict(message)
-        if new == message.to_dict():
-            return []
-        text, reasoning = new["content"], new.get("reasoning", "")
         calls = new.get("tool_calls") != message.to_dict().get("tool_calls")
-        if calls or (text != message.text and count_parts(message, "text") != 1) or self._odd_reasoning(message):
+        odd = (text and count_parts(message, "text") != 1) or (reasoning and count_parts(message, "reasoning") != 1)
+        if calls or odd:
             return [rerender(message, new, mode=self.mode)]
-        edits: list[Edit] = []
-        if reasoning != message.reasoning:
-            edits.append(Edit(InMessage(message.id, "reasoning"), reasoning or None, self.mode))
-        if text != message.text:
-            edits.append(replace_content(message, text, mode=self.mode))
-        return edits
+        parts: tuple[tuple[Literal["content", "reasoning"], list[TextCut]], ...]
+        parts = (("reasoning", reasoning), ("content", text))
+        return [
+            cut_text(message, one.start, one.end, one.text, part=part, mode=self.mode)
+            for part, cuts in parts
+            for one in cuts
+        ]
 
-    def _odd_reasoning(self, message: Message) -> bool:
-        changed = bool(message.reasoning) and self._clean(message.reasoning) != message.reasoning
-        return changed and count_parts(message, "reasoning") != 1
+    def _cuts(self, text: str) -> list[TextCut]:
+        """The matches that change something, told of this text; a later pattern sees what an earlier one left."""
+        self._clean(text)
+        cuts: list[TextCut] = []
+        now = text
+        for pattern in self._patterns:
+            matches = pattern.finditer(now)
+            found = [TextCut(match.start(), match.end(), match.expand(self.replacement)) for match in matches]
+            found = [one for one in found if one.text != now[one.start : one.end]]
+            cuts, now = then(cuts, found), cut(now, found)
+        return sorted(cuts, key=lambda one: (one.start, one.end))
 
     def _dict(self, message: Message) -> dict[str, Any]:
         """The message without its secrets."""

@@ -84,3 +84,7 @@ class ChatFormat(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids; bytes that form no character become U+FFFD."""
         ...
+
+    def lead(self, role: pb.Role.ValueType) -> str:
+        """What stands in front of a text in its TEXT part without being shown as part of it; mostly nothing."""
+        ...

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_proto.char_range import CharCut, char_cuts, content_range
 from leyline_proto.chat_format import ChatFormat
 from leyline_proto.edit_log import EditLog
 from leyline_proto.messages import check_message
@@ -21,7 +22,7 @@ class Cut:
     """One checked directive: [start, end) is replaced by `ids`.
 
     `forgets` names an earlier edit whose span's influence has to go; then the cut itself is empty and stands behind the
-    `behind_r` tokens of that edit's R.
+    `behind_r` tokens of that edit's R. It is empty too when `joined`.
     """
 
     start: int
@@ -32,6 +33,7 @@ class Cut:
     rendered: MessageEntry | None = None
     forgets: str = ""
     behind_r: int = 0
+    joined: bool = False  # another directive's cut does what this one asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,10 @@ def resolve(
 ) -> list[Cut]:
     """The cuts in the order of the directives. Raises a Refusal that names the first directive at fault."""
     check_length("the call", len(directives), rules.max_directives, "directives")
-    cuts = [_resolve_one(directive, table, log, rules, tools) for directive in directives]
+    by_chars = char_cuts(directives, table, rules.format, rules.token_range)
+    cuts = [_resolve_one(one, table, log, rules, tools, by_chars.get(index)) for index, one in enumerate(directives)]
     previous: Cut | None = None
-    for cut in sorted(cuts, key=lambda c: (c.start - c.behind_r, c.end)):
+    for cut in sorted((c for c in cuts if not c.joined), key=lambda c: (c.start - c.behind_r, c.end)):
         twice = previous is not None and cut.start == cut.end == previous.start == previous.end
         if previous is not None and (cut.start - cut.behind_r < previous.end or twice):
             raise Refusal(
@@ -68,15 +71,26 @@ def resolve(
 
 
 def _resolve_one(
-    directive: pb.Directive, table: SpanTable, log: EditLog, rules: Rules, tools: Sequence[pb.Tool]
+    directive: pb.Directive,
+    table: SpanTable,
+    log: EditLog,
+    rules: Rules,
+    tools: Sequence[pb.Tool],
+    chars: CharCut | None,
 ) -> Cut:
     if directive.mode not in (pb.MODE_UNSPECIFIED, pb.MODE_AMORTIZE, pb.MODE_FORGET):
         raise Refusal("INVALID_ARGUMENT", f"unknown mode {directive.mode}", field="mode", value=directive.mode)
     mode = directive.mode or pb.MODE_AMORTIZE
     if directive.WhichOneof("target") == "edit_id":
         return _forget_edit(directive, mode, log)
-    start, end = _target_range(directive, table)
-    ids, rendered = _replacement(directive, table, rules, tools)
+    rendered: MessageEntry | None = None
+    if chars is None:
+        start, end = _target_range(directive, table)
+        ids, rendered = _replacement(directive, table, rules, tools)
+    else:
+        start, end, ids = chars.start, chars.end, chars.ids
+        mode = pb.MODE_FORGET if chars.forget else mode
+        check_length("the replacement", len(ids), rules.max_replacement)
     if mode == pb.MODE_AMORTIZE:
         if rules.amortize_refused:
             raise Refusal(
@@ -94,9 +108,9 @@ def _resolve_one(
                 sink_tokens=rules.sink_tokens,
             )
     table.check_cut(start, end)
-    for index in (start, end):
+    for index in (start, end) if chars is None else ():
         _check_character(index, table, rules)
-    return Cut(start, end, ids, mode, directive.label, rendered)
+    return Cut(start, end, ids, mode, directive.label, rendered, joined=chars is not None and chars.joined)
 
 
 def _forget_edit(directive: pb.Directive, mode: pb.Mode.ValueType, log: EditLog) -> Cut:
@@ -150,40 +164,12 @@ def _target_range(directive: pb.Directive, table: SpanTable) -> tuple[int, int]:
         entry = table.messages[index]
         if message.whole:
             return first, first + entry.length
-        return _content_range(entry, first, REASONING if message.reasoning else TEXT, message)
+        return content_range(entry, first, REASONING if message.reasoning else TEXT, message)
     if target == "tool_call_id":
         entry = table.result_of(directive.tool_call_id)
         _, first = table.find(entry.id)
-        return _content_range(entry, first, TEXT, None)
+        return content_range(entry, first, TEXT)
     raise Refusal("INVALID_ARGUMENT", "the directive has no target", field="target")
-
-
-def _content_range(
-    entry: MessageEntry, first: int, kind: pb.PartKind.ValueType, within: pb.MessageTarget | None
-) -> tuple[int, int]:
-    ranges = [(start, end) for part, start, end in entry.ranges(first) if part.kind == kind]
-    if len(ranges) != 1:
-        name = pb.PartKind.Name(kind).removeprefix("PART_KIND_").lower()
-        raise Refusal(
-            "INVALID_ARGUMENT",
-            f"message {entry.id!r} has {len(ranges)} {name} parts, not one; name a span",
-            message_id=entry.id,
-            parts=len(ranges),
-        )
-    start, end = ranges[0]
-    if within is None:
-        return start, end
-    low = within.content_start if within.HasField("content_start") else 0
-    high = within.content_end if within.HasField("content_end") else end - start
-    if not 0 <= low <= high <= end - start:
-        raise Refusal(
-            "SPAN_OUT_OF_RANGE",
-            f"content [{low}, {high}) is not inside [0, {end - start}) of message {entry.id!r}",
-            start=low,
-            end=high,
-            length=end - start,
-        )
-    return start + low, start + high
 
 
 def _replacement(

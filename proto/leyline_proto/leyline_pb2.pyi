@@ -1333,6 +1333,8 @@ class MessageTarget(_message.Message):
     CONTENT_START_FIELD_NUMBER: _builtins.int
     CONTENT_END_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    CHAR_START_FIELD_NUMBER: _builtins.int
+    CHAR_END_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     whole: _builtins.bool
     content_start: _builtins.int
@@ -1340,6 +1342,11 @@ class MessageTarget(_message.Message):
     content_end: _builtins.int
     reasoning: _builtins.bool
     """the REASONING part instead of the TEXT part"""
+    char_start: _builtins.int
+    """Only these characters (Unicode code points) of the content's text; the tokens they touch go, and what those tokens
+    held beside them comes back with R. Not with content_start or content_end; R is text or none.
+    """
+    char_end: _builtins.int
     def __init__(
         self,
         *,
@@ -1348,15 +1355,25 @@ class MessageTarget(_message.Message):
         content_start: _builtins.int | None = ...,
         content_end: _builtins.int | None = ...,
         reasoning: _builtins.bool = ...,
+        char_start: _builtins.int | None = ...,
+        char_end: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content_end", b"_content_end", "_content_start", b"_content_start", "content_end", b"content_end", "content_start", b"content_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_char_end", b"_char_end", "_char_start", b"_char_start", "_content_end", b"_content_end", "_content_start", b"_content_start", "char_end", b"char_end", "char_start", b"char_start", "content_end", b"content_end", "content_start", b"content_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content_end", b"_content_end", "_content_start", b"_content_start", "content_end", b"content_end", "content_start", b"content_start", "message_id", b"message_id", "reasoning", b"reasoning", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_char_end", b"_char_end", "_char_start", b"_char_start", "_content_end", b"_content_end", "_content_start", b"_content_start", "char_end", b"char_end", "char_start", b"char_start", "content_end", b"content_end", "content_start", b"content_start", "message_id", b"message_id", "reasoning", b"reasoning", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__char_end: _TypeAlias = _typing.Literal["char_end"]  # noqa: Y015
+    _WhichOneofArgType__char_end: _TypeAlias = _typing.Literal["_char_end", b"_char_end"]  # noqa: Y015
+    _WhichOneofReturnType__char_start: _TypeAlias = _typing.Literal["char_start"]  # noqa: Y015
+    _WhichOneofArgType__char_start: _TypeAlias = _typing.Literal["_char_start", b"_char_start"]  # noqa: Y015
     _WhichOneofReturnType__content_end: _TypeAlias = _typing.Literal["content_end"]  # noqa: Y015
     _WhichOneofArgType__content_end: _TypeAlias = _typing.Literal["_content_end", b"_content_end"]  # noqa: Y015
     _WhichOneofReturnType__content_start: _TypeAlias = _typing.Literal["content_start"]  # noqa: Y015
     _WhichOneofArgType__content_start: _TypeAlias = _typing.Literal["_content_start", b"_content_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__char_end) -> _WhichOneofReturnType__char_end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__char_start) -> _WhichOneofReturnType__char_start | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content_end) -> _WhichOneofReturnType__content_end | None: ...
     @_typing.overload

@@ -28,6 +28,12 @@ def content(message_id: str, start: int | None = None, end: int | None = None, *
     return pb.Directive(message=target, **fields)
 
 
+def chars(message_id: str, start: int, end: int, **others: Any) -> pb.Directive:
+    return pb.Directive(
+        message=pb.MessageTarget(message_id=message_id, char_start=start, char_end=end, **others), text="*"
+    )
+
+
 def inside(scene: Scene, first: int, last: int, message_id: str = "says") -> pb.Directive:
     start, _ = scene.part(message_id, "TEXT")
     return span(start + first, start + last)
@@ -66,6 +72,24 @@ CASES: dict[str, tuple[Callable[[Scene], Directives], str, Callable[[Scene], dic
         lambda s: {"end": 99, "length": len(s.side.encode("nine"))},
     ),
     "content reversed": (lambda s: [content("rb", 1, 0)], "SPAN_OUT_OF_RANGE", lambda s: {"start": 1, "end": 0}),
+    "characters beyond the end": (
+        lambda s: [chars("rb", 1, 5)],
+        "SPAN_OUT_OF_RANGE",
+        lambda s: {"start": 1, "end": 5, "length": 4},
+    ),
+    "characters reversed": (lambda s: [chars("rb", 2, 1)], "SPAN_OUT_OF_RANGE", lambda s: {"start": 2, "end": 1}),
+    "characters twice": (lambda s: [chars("rb", 0, 2), chars("rb", 1, 3)], "SPANS_OVERLAP", lambda s: {}),
+    "characters and tokens": (
+        lambda s: [chars("rb", 0, 2, content_end=1)],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "message.char_start"},
+    ),
+    "characters of a whole message": (lambda s: [chars("rb", 0, 2, whole=True)], "INVALID_ARGUMENT", lambda s: {}),
+    "ids for characters": (
+        lambda s: [pb.Directive(message=pb.MessageTarget(message_id="rb", char_end=2), token_ids=pb.TokenIds(ids=[7]))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "token_ids"},
+    ),
     "no start": (lambda s: [span(None, 9)], "INVALID_ARGUMENT", lambda s: {"field": "span.start"}),
     "no end": (lambda s: [span(9, None)], "INVALID_ARGUMENT", lambda s: {"field": "span.end"}),
     "no target": (lambda s: [pb.Directive(text="x")], "INVALID_ARGUMENT", lambda s: {"field": "target"}),

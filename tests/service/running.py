@@ -36,9 +36,10 @@ def _loaded(*args: Any) -> LoadedModel:
     return load(*args)
 
 
-def small_checkpoint(directory: Path) -> str:
+def small_checkpoint(directory: Path, **config: Any) -> str:
     """Random weights behind the tiny model's tokenizer and template: for tests in which the model doesn't matter."""
-    models.save("v2-qlora-dense", directory, num_hidden_layers=2, vocab_size=1280, bos_token_id=1, eos_token_id=6)
+    config = {"num_hidden_layers": 2, "vocab_size": 1280, "bos_token_id": 1, "eos_token_id": 6, **config}
+    models.save("v2-qlora-dense", directory, **config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, directory / name)
     return str(directory)

@@ -151,8 +151,11 @@ class FamilyFormat:
 
     def content(self, role: pb.Role.ValueType, ids: Sequence[int]) -> str:
         """The text of a message's TEXT part, without the space that a plain-text marker has behind it."""
+        return self.decode(ids).removeprefix(self.lead(role))
+
+    def lead(self, role: pb.Role.ValueType) -> str:
         frame = self._layout.frames.get(role)
-        return self.decode(ids).removeprefix(frame.lead if frame else "")
+        return frame.lead if frame else ""
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)

@@ -57,6 +57,9 @@ class PlainFormat:
     def content(self, role: pb.Role.ValueType, ids: Sequence[int]) -> str:
         return self.decode(ids)
 
+    def lead(self, role: pb.Role.ValueType) -> str:
+        return ""
+
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
 
