@@ -25,6 +25,7 @@ from leyline_server.sessions.stream import EventStream
 from leyline_server.worker import EngineThread
 
 Response = TypeVar("Response")
+_MAX_STATUS_CHARS = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -88,28 +89,35 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
         return await self._call(context, lambda tenant: self._host.undo(tenant, request))
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        owner = False
+        made: list[EventStream] = []  # the stream, when this call is its owner
 
         def act(tenant: str) -> EventStream:
-            nonlocal owner
             stream = self._host.generate(tenant, request)
-            owner = stream.claim()
+            if stream.claim():
+                made.append(stream)
             return stream
 
-        stream = await self._call(context, act)
+        def cancel_made() -> None:
+            for left in made:
+                left.cancel()
+
+        try:
+            stream = await self._call(context, act)
+        except asyncio.CancelledError:
+            # The client left before the engine's thread took the call; it will, and then nobody reads.
+            self._thread.submit(cancel_made)
+            raise
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             loop.call_soon_threadsafe(changed.set)
 
-        stream.subscribe(wake)
-        sent, ended = 0, False
+        reader, ended = stream.subscribe(wake), False
         try:
             while True:
-                events, ended = stream.read(sent)
+                events, ended = reader.read()
                 for event in events:
                     yield event
-                sent += len(events)
                 if ended and not events:
                     break
                 if not events:
@@ -117,8 +125,8 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
                     changed.clear()
         finally:
             stream.unsubscribe(wake)
-            if owner and not ended:
-                self._thread.submit(stream.cancel)
+            if not ended:
+                self._thread.submit(cancel_made)
         if stream.error is not None:
             await _abort(context, stream.error)
 
@@ -174,15 +182,18 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
         error = Refusal("MODEL_FAILED", f"internal error: {type(error).__name__}")
     elif error.reason == "MODEL_FAILED":
         _log.error("the model failed", exc_info=error.__cause__)
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    metadata = {key: _header_safe(value) for key, value in error.metadata.items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
     code: int = error.status.value[0]
-    status = status_pb2.Status(code=code, message=error.message, details=[detail])
+    status = status_pb2.Status(code=code, message=_header_safe(error.message), details=[detail])
     trailing = (("grpc-status-details-bin", status.SerializeToString()),)
     await context.abort(error.status, _header_safe(error.message), trailing)
     raise AssertionError("abort raises")
 
 
 def _header_safe(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """Statuses travel as headers, which have a bound of their own."""
+    safe = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return safe if len(safe) <= _MAX_STATUS_CHARS else safe[:_MAX_STATUS_CHARS] + ".."

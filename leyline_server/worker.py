@@ -41,6 +41,8 @@ class EngineThread:
             future.set_exception(RuntimeError("the engine's thread has ended"))
             return future
         self._calls.put((call, future))
+        if not self.alive:  # it ended in between
+            self._refuse_rest()
         return future
 
     def stop(self) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import xxhash
 
 from leyline_proto import leyline_pb2 as pb
-from leyline_proto.conversation import AppliedCut, Conversation
+from leyline_proto.changes import AppliedCut
+from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules, resolve
 from leyline_sdk.testing import rows as kv
 from leyline_sdk.testing.byte_format import ByteFormat

@@ -13,7 +13,8 @@ from google.protobuf.message import Message as Proto
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto import validate
-from leyline_proto.conversation import AppliedCut, Conversation
+from leyline_proto.changes import AppliedCut
+from leyline_proto.conversation import Conversation
 from leyline_proto.directives import check_vocabulary
 from leyline_proto.refusal import Refusal, check_current, check_length
 from leyline_sdk.testing import fake_session as fs

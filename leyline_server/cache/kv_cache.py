@@ -55,10 +55,6 @@ class KVCache:
         """One cache fewer holds these slots."""
         self._released(slots, Holder.CACHE)
 
-    def scrub(self, slots: Slots) -> None:
-        """Has these slots zeroed when their last reference goes."""
-        self.table.scrub[slots[slots >= 0]] = True
-
     def clear_caches(self) -> None:
         """Drops the prefix tree and all rows kept for undo."""
         self.release_cached(self.tree.clear())
@@ -84,8 +80,8 @@ class KVCache:
         return True
 
     def _released(self, slots: Slots, holder: Holder) -> None:
-        dirty = self.table.release(slots, holder)
-        self.pool.zero(dirty)
+        # Zeroed whenever they are free: nothing that a FORGET, an eviction or a closed session let go stays in memory.
+        self.pool.zero(self.table.release(slots, holder))
 
 
 __all__ = ["KVCache", "OutOfSlots"]

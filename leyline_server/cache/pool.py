@@ -53,7 +53,7 @@ class Pool:
         self.k_pe[layer_idx, slots] = k_pe
 
     def zero(self, slots: NDArray[np.int32]) -> None:
-        """Overwrites rows, in all layers: what FORGET removed is not left in memory."""
+        """Overwrites rows, in all layers."""
         if len(slots):
             index = torch.as_tensor(slots, dtype=torch.int64, device=self.c_kv.device)
             self.c_kv[:, index] = 0

@@ -48,7 +48,6 @@ class SlotTable:
         # The hash of the tokens up to and including this one that the row was computed from, when all of them
         # were exact; 0 when they were not. See edit/rows.py.
         self.context = np.zeros(num_slots, np.uint64)
-        self.scrub = np.zeros(num_slots, np.bool_)
         self._refs = np.zeros((2, num_slots), np.int32)
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: the lowest slot on top
         self.num_free = num_slots
@@ -82,17 +81,15 @@ class SlotTable:
         np.add.at(self._refs[holder], held, 1)
 
     def release(self, slots: Slots, holder: Holder) -> Slots:
-        """Takes one reference of `holder` from every slot; returns those that became free and must be zeroed."""
+        """Takes one reference of `holder` from every slot; returns those that became free."""
         held = slots[slots >= 0]
         np.subtract.at(self._refs[holder], held, 1)
         assert np.all(self._refs[holder, held] >= 0), "released more often than held"
         gone = np.unique(held[self._refs[:, held].sum(0) == 0])
-        dirty = gone[self.scrub[gone]]
-        self.scrub[gone] = False
         self.context[gone] = 0
         self._free[self.num_free : self.num_free + len(gone)] = gone[::-1]
         self.num_free += len(gone)
-        return dirty
+        return gone
 
     def only_cached(self, slots: Slots) -> NDArray[np.bool_]:
         """[n]: whether caches alone hold the slot. PENDING is not held."""
@@ -116,4 +113,3 @@ class SlotTable:
         assert not self._refs[:, free].any(), "a free slot is held"
         held = np.count_nonzero(self._refs.sum(0))
         assert held + self.num_free == self.num_slots, "a slot is neither free nor held"
-        assert not self.scrub[free].any(), "a free slot still waits to be zeroed"

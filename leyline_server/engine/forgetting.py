@@ -50,14 +50,11 @@ def held_elsewhere(
     return tuple(found)
 
 
-def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots, contexts: Contexts) -> None:
-    """Drops the span, its tail and the edits that go with it from kept rows and tree, and marks their slots to be
-    zeroed. The sequence's own references are still the caller's to release."""
-    for slots in (item.slots, tail_slots):
-        cache.scrub(slots)
+def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, contexts: Contexts) -> None:
+    """Drops what was computed from the span from kept rows and tree. The sequence's own references are still the
+    caller's to release."""
     gone = [cache.kept.drop((state.id, edit_id)) for edit_id in item.edit.forgotten]
     gone += [cache.kept.drop_slots((state.id, edit_id)) for edit_id in item.edit.stale]
     gone.append(cache.tree.cut(state.namespace, contexts))
     for slots in gone:
-        cache.scrub(slots)
         cache.release_cached(slots)

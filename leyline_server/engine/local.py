@@ -147,7 +147,7 @@ class LocalEngine:
                 self.cache.kept.keep((sequence, item.edit.edit_id), item.ids, item.slots, self.cache.tick())
         for item in planned.edits:
             if item.edit.forget:
-                forget(self.cache, state, item, planned.tail_slots, contexts.pop(0))
+                forget(self.cache, state, item, contexts.pop(0))
             self.cache.release(item.slots)
         self.cache.release(planned.tail_slots)
         return receipts

@@ -12,7 +12,8 @@ import numpy as np
 import xxhash
 
 from leyline_proto import leyline_pb2 as pb
-from leyline_proto.conversation import AppliedCut, Conversation
+from leyline_proto.changes import AppliedCut
+from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Cut, resolve
 from leyline_server.engine.engine import RowEdit, RowReceipt, SequenceId
 from leyline_server.sessions.session import Serving, Session
@@ -62,6 +63,8 @@ def carry_out(
     messages = planned.after.edited(list(planned.applied.values()))
     if not dry_run:
         session.conversation = planned.after
+        if any(cut.mode == pb.MODE_FORGET for cut in planned.cuts):
+            session.scrub_streams()
         for span in messages:
             fill_content(serving, session, span)
     by_directive = zip(planned.cuts, receipts, strict=True)

@@ -46,8 +46,8 @@ def open_turn(serving: Serving, conversation: Conversation, request: pb.Generate
 class GenerateRun:
     """An engine listener for one Generate, on a session whose edits have been carried out.
 
-    `ended_with(error, kept)` is called once, when the session is free again; `kept` is false when nothing was told to
-    the client, so that the call's directives have to go too.
+    `ended_with(error, kept, told)` is called once, when the session is free again. `kept` is false when the client was
+    not even told that it began, so that the call's directives have to go too; `told` when it got a token.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GenerateRun:
         opening: Opening,
         edited: Edited,
         stream: EventStream,
-        ended_with: Callable[[Refusal | None, bool], None],
+        ended_with: Callable[[Refusal | None, bool, bool], None],
     ) -> None:
         self._serving, self._session, self._stream = serving, session, stream
         self._edited, self._ended_with = edited, ended_with
@@ -71,8 +71,9 @@ class GenerateRun:
         self._before, self._length_before = session.conversation, engine.length(session.sequence)
         self._body_start = opening.conversation.body_start(serving.format)
         engine.append(session.sequence, opening.marker)
-        for token_id in engine.ids(session.sequence, self._body_start):  # a message that was cut short goes on
-            self._body.push(token_id)
+        # A message that was cut short goes on: its text so far belongs to no delta of this call.
+        ids_before = engine.ids(session.sequence, self._body_start)
+        self._chars_before = sum(len(self._body.push(token_id).text) for token_id in ids_before)
         session.conversation, session.run = opening.conversation, self
         stops = frozenset(request.stop_token_ids)
         params = GenerateParams(
@@ -108,13 +109,13 @@ class GenerateRun:
 
     def ended(self, reason: EndReason, error: Refusal | None) -> None:
         session = self._session
-        session.run = None
+        session.ended_run()
         if not self._generated:
             session.conversation = self._before
             self._serving.engine.truncate(session.sequence, self._length_before)
             if error is None:
                 self._stream.put(pb.GenerateResponse(done=self._nothing()))
-            self._ended_with(error, error is None and self._report is not None)
+            self._ended_with(error, error is None and self._report is not None, False)
             return
         rest = self._body.flush()
         if not self._stops.found:
@@ -122,7 +123,7 @@ class GenerateRun:
         done = self._finish(reason)
         if error is None:
             self._stream.put(pb.GenerateResponse(done=done))
-        self._ended_with(error, True)
+        self._ended_with(error, True, True)
 
     def _send(self, text: str, reasoning: str, ids: list[int]) -> None:
         if text or reasoning or ids:
@@ -145,7 +146,7 @@ class GenerateRun:
         if finish == pb.FINISH_REASON_STOP and (span.tool_calls or turn.invalid):
             finish = pb.FINISH_REASON_TOOL_CALLS
         if self._stops.found:
-            at = span.text.find(self._stops.found)
+            at = span.text.find(self._stops.found, self._chars_before)
             span.text = span.text if at < 0 else span.text[:at]
         return pb.GenerateDone(
             finish_reason=finish,

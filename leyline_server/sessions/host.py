@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto import validate
-from leyline_proto.conversation import Conversation, TailChange
+from leyline_proto.changes import TailChange
+from leyline_proto.conversation import Conversation
 from leyline_proto.refusal import Refusal, check_current
 from leyline_server.sessions import editing
 from leyline_server.sessions.generation import GenerateRun, open_turn
@@ -179,14 +180,15 @@ class Host:
             undo = Transaction(serving, session) if request.directives else None
             edited = editing.carry_out(serving, session, planned, self._store.names(tenant))
 
-            def ended(error: Refusal | None, kept: bool) -> None:
+            def ended(error: Refusal | None, kept: bool, told: bool) -> None:
                 if undo is not None:
                     undo.keep() if kept else undo.roll_back()
-                if error is not None:
-                    self._store.forget_answer(tenant, request)
+                if error is not None or (not told and not request.directives):
+                    self._store.forget_answer(tenant, request)  # nothing was done: a retry does it
                 stream.end(error)
                 self._store.resume_waiting(session)
 
+            session.streams.add(stream)
             stream.runs(GenerateRun(serving, session, opening, edited, stream, ended).cancel)
 
         def start(stream: EventStream) -> None:

@@ -46,7 +46,7 @@ class PrefillRun:
         raise AssertionError("a compute samples nothing")
 
     def ended(self, reason: EndReason, error: Refusal | None) -> None:
-        self._session.run = None
+        self._session.ended_run()
         if error is None and reason is EndReason.CANCELLED:
             error = Refusal("CANCELLED", "the session was closed while the call computed")
         self._done(error or self._report)

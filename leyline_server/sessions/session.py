@@ -5,10 +5,12 @@ Owns nothing but these references. Touched by the engine's thread alone.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakSet
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.chat_format import ChatFormat
@@ -16,6 +18,7 @@ from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules
 from leyline_server.engine.engine import Engine, SequenceId
 from leyline_server.model.chat import StreamDelta
+from leyline_server.sessions.stream import EventStream
 
 
 class BodyReader(Protocol):
@@ -63,10 +66,21 @@ class Session:
     run: Run | None = None
     closed: bool = False
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
+    streams: WeakSet[EventStream] = field(default_factory=WeakSet)  # of its Generates, as long as they are remembered
 
     @property
     def id(self) -> str:
         return self.conversation.session_id
+
+    def ended_run(self) -> None:
+        """The session is free again; its time without a call starts now."""
+        self.run = None
+        self.used = time.monotonic()
+
+    def scrub_streams(self) -> None:
+        """No retry replays a text that has to be forgotten."""
+        for stream in self.streams:
+            stream.scrub()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class SessionStore:
         """Closes an idle session; returns the fall of slots in use. Calls that waited for it find it gone."""
         del self._sessions[session.tenant, session.id]
         session.closed = True
+        session.scrub_streams()
         freed = self._serving.engine.close(session.sequence)
         self.resume_waiting(session)
         return freed
@@ -145,7 +146,7 @@ class SessionStore:
                 "BUSY", f"session {session.id!r} is in the middle of a call", session_id=session.id, retry_after_s=1
             )
         limit = self._serving.limits.max_queue
-        if len(session.waiting) >= limit:
+        if len(session.waiting) >= limit and not urgent:
             raise Refusal(
                 "QUEUE_FULL",
                 f"{limit} calls wait for session {session.id!r}; that is the limit",

@@ -11,12 +11,26 @@ from collections.abc import Callable, Sequence
 from leyline_proto import leyline_pb2 as pb
 
 
+class Reader:
+    """One reader's place in a stream. Lives on the reader's thread."""
+
+    def __init__(self, stream: EventStream, events: list[pb.GenerateResponse]) -> None:
+        self._stream, self._events, self._sent = stream, events, 0
+
+    def read(self) -> tuple[Sequence[pb.GenerateResponse], bool]:
+        """(events since the last read, whether the stream has ended and these are all)."""
+        ended = self._stream.ended  # before the slice: what comes in between is read next time
+        fresh = self._events[self._sent :]
+        self._sent += len(fresh)
+        return fresh, ended
+
+
 class EventStream:
-    """A list of events that only grows, then ends. Readers poll by index after a wake-up."""
+    """A list of events that only grows, then ends. What is remembered of it afterwards for retries is small."""
 
     def __init__(self) -> None:
         self._events: list[pb.GenerateResponse] = []
-        self._readers: list[Callable[[], None]] = []
+        self._wakes: list[Callable[[], None]] = []
         self._stop: Callable[[], None] | None = None
         self._claimed = False
         self.cancelled = False
@@ -43,24 +57,52 @@ class EventStream:
         self._wake()
 
     def end(self, error: Exception | None = None) -> None:
+        """No more events. Those that were read already stay with their readers; a later one gets the text as one."""
         self.error, self.ended = error, True
+        self._stop = None
         self._wake()
+        self._events = _joined(self._events)
 
-    def subscribe(self, wake: Callable[[], None]) -> None:
+    def scrub(self) -> None:
+        """Forgets the text of an ended stream: a FORGET, or the end of its session, leaves none to be replayed."""
+        if self.ended:
+            self._events = [event for event in self._events if event.WhichOneof("event") != "delta"]
+            for event in self._events:
+                if event.WhichOneof("event") == "done":
+                    event.done.message.Clear()
+                    del event.done.invalid_tool_calls[:]
+
+    def subscribe(self, wake: Callable[[], None]) -> Reader:
         """`wake` is called on the engine's thread after every change; it must not block."""
-        self._readers.append(wake)
+        self._wakes.append(wake)
+        return Reader(self, self._events)
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
-        self._readers.remove(wake)
-
-    def read(self, start: int) -> tuple[Sequence[pb.GenerateResponse], bool]:
-        """(events from `start` on, whether that is all there will be)."""
-        ended = self.ended  # before the slice: what comes in between is read next time
-        return self._events[start:], ended
+        self._wakes.remove(wake)
 
     def _wake(self) -> None:
-        for wake in tuple(self._readers):
+        for wake in tuple(self._wakes):
             wake()
+
+
+def _joined(events: Sequence[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    """The same events with all deltas in one, as copies."""
+    kept = [_copy_of(event) for event in events if event.WhichOneof("event") != "delta"]
+    deltas = [event.delta for event in events if event.WhichOneof("event") == "delta"]
+    if deltas:
+        joined = pb.Delta(
+            text="".join(delta.text for delta in deltas), reasoning="".join(delta.reasoning for delta in deltas)
+        )
+        for delta in deltas:
+            joined.token_ids.extend(delta.token_ids)
+        kept.insert(1, pb.GenerateResponse(delta=joined))
+    return kept
+
+
+def _copy_of(event: pb.GenerateResponse) -> pb.GenerateResponse:
+    copy = pb.GenerateResponse()
+    copy.CopyFrom(event)
+    return copy
 
 
 class StopStrings:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_proto.changes import AppliedCut, FinishedTurn, TailChange, UndoneEdit
 from leyline_proto.chat_format import ChatFormat, ParsedBody
 from leyline_proto.directives import Cut, check_vocabulary
 from leyline_proto.edit_log import EditLog, EditRecord
@@ -21,42 +22,6 @@ from leyline_proto.tool_pairs import answering, check_pairs, in_call_order, refu
 from leyline_proto.views import span_of
 
 _TOOL, _ASSISTANT = pb.ROLE_TOOL, pb.ROLE_ASSISTANT
-
-
-@dataclass(frozen=True, slots=True)
-class TailChange:
-    """What an append does to the token list: `drop` tokens go from its end, then `ids` come."""
-
-    ids: tuple[int, ...]
-    entries: tuple[MessageEntry, ...] = ()
-    drop: int = 0
-    dropped_text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedCut:
-    """A cut in the order in which the token list takes it (right to left, so that no cut moves another)."""
-
-    cut: Cut
-    edit_id: str
-    index: int  # of the directive in the call
-    removed_message_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UndoneEdit:
-    """The `inserted` tokens at `at` give way to what the edit had removed."""
-
-    edit_id: str
-    at: int
-    inserted: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedTurn:
-    entry: MessageEntry
-    body: ParsedBody
-    invalid: tuple[pb.InvalidToolCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +145,12 @@ class Conversation:
             raise Refusal("EMPTY_SESSION", "the session is empty: append something before Generate")
         refuse_unanswered(self.table, "Generate")
         if raw:
+            if self.table.messages[-1].open:
+                raise Refusal(
+                    "INVALID_ARGUMENT",
+                    f"message {self.table.messages[-1].id!r} was cut short: go on with it without raw, or append first",
+                    field="raw",
+                )
             conversation, message_id = self._fresh_id("m")
             entry = MessageEntry(message_id, pb.ROLE_RAW, (), self.turn)
             return replace(conversation, table=self.table.appended(entry)), ()

@@ -22,10 +22,10 @@ def check_message(message: pb.Message) -> None:
     if message.role != pb.ROLE_TOOL and message.tool_call_id:
         raise Refusal("INVALID_ARGUMENT", "only a tool message has a tool_call_id", field="tool_call_id")
     check_id("message_id", message.message_id)
+    check_id("tool_call_id", message.tool_call_id)
     for call in message.tool_calls:
         check_id("tool call id", call.id)
-        if not call.name:
-            raise Refusal("INVALID_ARGUMENT", "a tool call has no name", field="tool_calls.name")
+        check_id("tool_calls.name", call.name, required=True)
         error = json_object_error(call.arguments_json)
         if error:
             raise Refusal(

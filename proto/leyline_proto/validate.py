@@ -139,6 +139,9 @@ def _check_directives(directives: Sequence[pb.Directive], limits: pb.Limits) -> 
     check_length("the call", len(directives), limits.max_directives, "directives")
     for directive in directives:
         check_length("a label", len(directive.label.encode()), MAX_LABEL_BYTES, "bytes")
+        check_id("message_id", directive.message.message_id)
+        check_id("tool_call_id", directive.tool_call_id)
+        check_id("edit_id", directive.edit_id)
 
 
 def _bound(field: str, value: object, bound: str) -> Refusal:

@@ -22,7 +22,7 @@ def test_slots_come_lowest_first_and_come_back():
     table = SlotTable(6)
     first = table.allocate(_positions(4))
     assert first.tolist() == [0, 1, 2, 3]
-    assert table.release(first[1:3], Holder.SESSION).tolist() == []
+    assert table.release(first[1:3], Holder.SESSION).tolist() == [1, 2]
     assert table.allocate(_positions(3)).tolist() == [1, 2, 4]
     assert (table.num_free, table.in_use, table.cached) == (1, 5, 0)
 
@@ -87,15 +87,12 @@ def test_pending_entries_are_passed_over():
     assert table.num_free == 2
 
 
-def test_only_what_was_marked_is_to_be_zeroed_and_only_when_free():
+def test_release_names_what_became_free():
     table = SlotTable(4)
     slots = table.allocate(_positions(3))
     table.retain(slots[:1], Holder.CACHE)
-    table.scrub[slots[:2]] = True
-    assert table.release(slots, Holder.SESSION).tolist() == [1]
+    assert table.release(slots, Holder.SESSION).tolist() == [1, 2]
     assert table.release(slots[:1], Holder.CACHE).tolist() == [0]
-    table.allocate(_positions(4))
-    assert not table.scrub.any()
 
 
 def test_mistakes_are_caught():

@@ -100,3 +100,10 @@ def ids_of(events: Sequence[pb.GenerateResponse]) -> list[int]:
 
 def text_of(events: Sequence[pb.GenerateResponse]) -> str:
     return "".join(event.delta.text for event in events)
+
+
+def cancelled(talk: Talk) -> bool:
+    """Whether the server has heard that the running or queued request is to stop."""
+    engine = talk.server.parts.engine
+    requests = talk.server.on_engine(lambda: [*engine._admission.running, *engine._admission.queue])
+    return any(request.cancelled for request in requests)

@@ -13,7 +13,7 @@ from leyline_sdk import errors
 from leyline_sdk.grpc_transport import GrpcTransport
 from tests.contract.scene import READ
 from tests.service.running import TIMEOUT_S, RunningServer, call_ids, special
-from tests.service.talk import Talk, encode, ids_of, span, until, user
+from tests.service.talk import Talk, cancelled, encode, ids_of, span, until, user
 
 
 @pytest.fixture
@@ -21,13 +21,6 @@ def talk(small: RunningServer) -> Iterator[Talk]:
     talk = Talk(small, user("what is the answer to all of it?", "q"))
     yield talk
     talk.close()
-
-
-def cancelled(talk: Talk) -> bool:
-    """Whether the server has heard that the running or queued request is to stop."""
-    engine = talk.server.parts.engine
-    requests = talk.server.on_engine(lambda: [*engine._admission.running, *engine._admission.queue])
-    return any(request.cancelled for request in requests)
 
 
 def cut_short(talk: Talk, forced: list[int], after: int, **fields: Any) -> list[int]:
