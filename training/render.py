@@ -43,16 +43,6 @@ class Message:
     calls: tuple[Call, ...] = ()
     trained: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
-        """The form that chat templates take."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.calls:
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
-        return message
-
 
 def compact_json(value: Any, sort_keys: bool = False) -> str:
     return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False)

@@ -43,6 +43,7 @@ class ByteFormat:
     """Implements `leyline_proto.chat_format.ChatFormat`. The tools stand between markers, in no content part."""
 
     vocab_size = 267
+    longest_token = 1
     stop_ids = frozenset({int(Special.END)})
 
     def render(self, message: pb.Message, call_ids: Sequence[str], tools: Sequence[pb.Tool], first: bool) -> Rendered:

@@ -52,7 +52,7 @@ def get_server_info(server: FakeServer, tenant: str, request: pb.GetServerInfoRe
 
 
 def create_session(server: FakeServer, tenant: str, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
-    validate.check_create(request)
+    validate.check_create(request, server.limits, server.format)
     session_id = server.new_id(tenant, request.session_id)
     conversation, rows = Conversation(session_id, tuple(request.tools)), kv.Rows()
     if request.messages:
@@ -115,7 +115,7 @@ def fork_session(server: FakeServer, tenant: str, request: pb.ForkSessionRequest
 
 
 def append(server: FakeServer, tenant: str, request: pb.AppendRequest) -> pb.AppendResponse:
-    validate.check_append(request, server.limits, server.format.vocab_size)
+    validate.check_append(request, server.limits, server.format)
     session = server.find(tenant, request.session_id, request.wait)
     _check_current(request, session)
     state, receipts, applied = fs.edit(session.state, request.directives, server.world(tenant, session))

@@ -39,10 +39,6 @@ class Pool:
         """Bytes of one slot."""
         return num_layers * (kv_lora_rank + qk_rope_head_dim) * dtype.itemsize
 
-    @property
-    def size_bytes(self) -> int:
-        return self.c_kv.nbytes + self.k_pe.nbytes + self.written_at.nbytes
-
     def place(self, slots: Tensor, positions: Tensor) -> None:
         """Notes on the device at which positions the slots are about to be written. [n] int64, [n] int32."""
         self.written_at[slots] = positions

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 import xxhash
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyline_server.model import attention
@@ -53,10 +52,6 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         return self.model.device
-
-    @property
-    def inv_freq(self) -> Tensor:
-        return self.rotary.inv_freq
 
 
 def load(path_or_id: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:

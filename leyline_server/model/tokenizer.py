@@ -73,6 +73,11 @@ class TextTokenizer:
         """One more than the largest id, added tokens included. The model's bound may be larger."""
         return len(self._bytes)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._bytes))
+
     def special_id(self, text: str) -> int | None:
         """The id of an added token, or None when `text` is not one."""
         return self._added.get(text)

@@ -42,7 +42,7 @@ class Host:
         serving = self._serving
 
         def start(future: Future[pb.CreateSessionResponse]) -> None:
-            validate.check_create(request)
+            validate.check_create(request, serving.limits, serving.format)
             conversation, change = Conversation("", tuple(request.tools)), TailChange(())
             if request.messages:
                 conversation, change = conversation.append(request.messages, serving.format)
@@ -131,7 +131,7 @@ class Host:
             self._settle(tenant, request, session, future, response, undo)
 
         def check() -> None:
-            validate.check_append(request, serving.limits, serving.format.vocab_size)
+            validate.check_append(request, serving.limits, serving.format)
 
         return self._on_session(tenant, request, act, check, request.wait)
 

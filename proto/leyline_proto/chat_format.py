@@ -56,6 +56,11 @@ class ChatFormat(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: a text of n bytes has at least n / longest_token tokens."""
+        ...
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end an assistant's message."""
         ...

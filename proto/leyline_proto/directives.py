@@ -179,6 +179,8 @@ def _replacement(
     rendered: MessageEntry | None = None
     ids: tuple[int, ...] = ()
     if kind == "text":
+        at_least = len(directive.text.encode()) // rules.format.longest_token
+        check_length("the replacement", at_least, rules.max_replacement)
         ids = tuple(rules.format.encode(directive.text))
     elif kind == "token_ids":
         ids = tuple(directive.token_ids.ids)

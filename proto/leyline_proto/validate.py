@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_proto.chat_format import ChatFormat
 from leyline_proto.directives import check_vocabulary
 from leyline_proto.messages import check_tools
 from leyline_proto.once import check_id
@@ -23,12 +24,13 @@ MAX_PAGE_SIZE: Final = 1000
 MAX_LABEL_BYTES: Final = 256
 
 
-def check_create(request: pb.CreateSessionRequest) -> None:
+def check_create(request: pb.CreateSessionRequest, limits: pb.Limits, format: ChatFormat) -> None:
     """Raises INVALID_ARGUMENT or TOO_LONG for a bad id, tool list or ttl_s."""
     check_id("session_id", request.session_id)
     check_tools(request.tools)
     if request.HasField("ttl_s") and not (math.isfinite(request.ttl_s) and request.ttl_s > 0):
         raise _bound("ttl_s", request.ttl_s, "a finite number of seconds above 0")
+    _check_size([], request.messages, limits, format)
 
 
 def check_fork(request: pb.ForkSessionRequest) -> None:
@@ -37,7 +39,7 @@ def check_fork(request: pb.ForkSessionRequest) -> None:
     check_id("new_session_id", request.new_session_id)
 
 
-def check_append(request: pb.AppendRequest, limits: pb.Limits, vocab_size: int) -> None:
+def check_append(request: pb.AppendRequest, limits: pb.Limits, format: ChatFormat) -> None:
     """Raises INVALID_ARGUMENT without content, TOKEN_OUT_OF_RANGE, CONTEXT_EXCEEDED for ids that can never fit."""
     check_id("session_id", request.session_id, required=True)
     content = request.WhichOneof("content")
@@ -45,7 +47,8 @@ def check_append(request: pb.AppendRequest, limits: pb.Limits, vocab_size: int) 
         raise Refusal("INVALID_ARGUMENT", "the append has no content: messages, text or token_ids", field="content")
     if content == "token_ids":
         check_appended(len(request.token_ids.ids), limits)
-        check_vocabulary(request.token_ids.ids, vocab_size)
+        check_vocabulary(request.token_ids.ids, format.vocab_size)
+    _check_size([request.text], request.messages.messages, limits, format)
     _check_directives(request.directives, limits)
 
 
@@ -133,6 +136,13 @@ def token_budget(num_tokens: int, max_tokens: int | None, limits: pb.Limits) -> 
                 free=max(0, limit - num_tokens),
             )
     return min(limits.max_context, limits.num_slots) - num_tokens if max_tokens is None else max_tokens
+
+
+def _check_size(texts: Sequence[str], messages: Sequence[pb.Message], limits: pb.Limits, format: ChatFormat) -> None:
+    """Refuses by bytes what can't fit in tokens, before anybody spends seconds on encoding it."""
+    texts = [*texts, *(text for message in messages for text in (message.content, message.reasoning))]
+    num_bytes = sum(len(text.encode()) for text in texts)
+    check_appended(num_bytes // format.longest_token, limits)
 
 
 def _check_directives(directives: Sequence[pb.Directive], limits: pb.Limits) -> None:

@@ -171,7 +171,7 @@ def test_what_is_taken(checkpoint, variant):
     model = load(checkpoint(variant), torch.bfloat16, CPU)
     assert (model.dtype, model.device.type) == (torch.bfloat16, "cpu")
     assert not model.model.training
-    assert model.inv_freq.dtype is torch.float32
+    assert model.rotary.inv_freq.dtype is torch.float32
     assert Rig(model).engine.amortize_refused == ""
 
 

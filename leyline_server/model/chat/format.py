@@ -40,6 +40,10 @@ class FamilyFormat:
         return self._vocab_size
 
     @property
+    def longest_token(self) -> int:
+        return self._tokenizer.longest_token
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """The end of a message, alone: in every family it follows the last call too, so that a message that ended
         has its end marker whichever way it ended."""

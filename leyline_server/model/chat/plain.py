@@ -31,6 +31,10 @@ class PlainFormat:
         return self._vocab_size
 
     @property
+    def longest_token(self) -> int:
+        return self._tokenizer.longest_token
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 
