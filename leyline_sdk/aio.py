@@ -62,6 +62,7 @@ class AsyncLeyline:
         policies: Sequence[Policy] = (),
         on_edit: OnEdit | None = None,
         ttl_s: float | None = None,
+        create: bool = True,
     ) -> Opening[AsyncSession]:
         async def open() -> AsyncSession:
             core = await self._runner.run(
@@ -73,6 +74,7 @@ class AsyncLeyline:
                     policies=policies,
                     on_edit=on_edit,
                     ttl_s=ttl_s,
+                    create=create,
                 )
             )
             return AsyncSession(core, self._runner)

@@ -51,6 +51,7 @@ class AsyncSession:
     def __init__(self, core: SessionCore, runner: AsyncRunner) -> None:
         self._core = core
         self._runner = runner
+        core.timeout_s = runner.config.timeout_s
         self._stream: AsyncStream | None = None
 
     async def __aenter__(self) -> AsyncSession:
@@ -67,8 +68,16 @@ class AsyncSession:
         return self._core.id
 
     @property
+    def created(self) -> bool:
+        return self._core.created
+
+    @property
     def transcript(self) -> Transcript:
         return self._core.transcript
+
+    @property
+    def unanswered(self) -> list[ToolCall]:
+        return self._core.transcript.unanswered()
 
     @property
     def policies(self) -> list[Policy]:

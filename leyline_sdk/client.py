@@ -75,8 +75,9 @@ class Leyline:
         policies: Sequence[Policy] = (),
         on_edit: OnEdit | None = None,
         ttl_s: float | None = None,
+        create: bool = True,
     ) -> Session:
-        """Resumes the session with this id if there is one, or creates it.
+        """Resumes the session with this id if there is one, or creates it: `session.created` says which.
 
         Args:
             tools: OpenAI-style. A resumed session has its own: others raise ConfigError, none are no objection.
@@ -84,6 +85,12 @@ class Leyline:
             policies: run in this order before each append, generate and prefill.
             on_edit: called after each edit that was made, a policy's or by hand.
             ttl_s: seconds without a call after which the server may close a new session.
+            create: False only resumes, so that a session that the server has lost or closed does not begin anew
+                unnoticed.
+
+        Raises:
+            SessionNotFound: there is no session of this id, and `create` is False.
+            InvalidArgument: the id, a message or a tool is malformed.
         """
         core = self._runner.run(
             self._service.open_session(
@@ -94,6 +101,7 @@ class Leyline:
                 policies=policies,
                 on_edit=on_edit,
                 ttl_s=ttl_s,
+                create=create,
             )
         )
         return Session(core, self._runner)

@@ -6,15 +6,17 @@ thread-safe.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import errors
 from leyline_sdk import types as t
 from leyline_sdk.calls import Answer, Op, Pause, ask, new_request_id, outcome_unknown
+from leyline_sdk.config import DEFAULT_TIMEOUT_S
 from leyline_sdk.edits import to_directive
 from leyline_sdk.foresee import touched
-from leyline_sdk.planning import Plan, chunks
+from leyline_sdk.planning import Plan, chunks, with_pins
 from leyline_sdk.planning import plan as run_policies
 from leyline_sdk.policy import Policy
 from leyline_sdk.transcript import Transcript
@@ -26,7 +28,6 @@ from leyline_sdk.wire import (
 )
 
 OnEdit = Callable[[t.AppliedEdit], None]
-_IDLE_WAITS = 200
 _IDLE_WAIT_S = 0.05
 
 
@@ -40,31 +41,44 @@ class SessionCore:
         limits: t.Limits,
         policies: Sequence[Policy] = (),
         on_edit: OnEdit | None = None,
+        created: bool = True,
     ) -> None:
         self.id = session_id
         self.transcript = transcript
         self.limits = limits
         self.policies = list(policies)
         self.on_edit = on_edit
+        self.created = created
+        self.timeout_s = DEFAULT_TIMEOUT_S  # of the client, for waiting
         self.streaming = False
         self._stale = False
         self.unreported: list[t.AppliedEdit] = []
 
     # ------------------------------------------------------------ mirror
 
-    def refresh(self, wait_idle: bool = False) -> Op[None]:
-        """Fetches the session anew; with `wait_idle` not before a running Generate has ended."""
-        for _ in range(_IDLE_WAITS):
-            got = yield from ask(pb.GetSessionRequest(session_id=self.id, include_content=True), pb.GetSessionResponse)
-            if not (wait_idle and got.session.busy):
+    def refresh(self, timeout_s: float | None = None) -> Op[None]:
+        """Fetches the session anew; after a call whose end is unknown, not before the Generate that runs has ended.
+
+        Raises SessionBusy when that takes longer than the timeout.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        end = time.monotonic() + timeout_s
+        request = pb.GetSessionRequest(session_id=self.id, include_content=True)
+        while True:
+            got = yield from ask(request, pb.GetSessionResponse, max(0.001, end - time.monotonic()))
+            if self.streaming or not (self._stale and got.session.busy):
                 break
+            if time.monotonic() + _IDLE_WAIT_S > end:
+                raise errors.SessionBusy(
+                    f"a Generate is still running in the session after {timeout_s:g} seconds",
+                    status="ABORTED",
+                    reason="BUSY",
+                )
             yield Pause(_IDLE_WAIT_S)
-        else:
-            raise errors.SessionBusy("a Generate is still running in the session", status="ABORTED", reason="BUSY")
-        self.transcript = transcript_from_pb(got.session, self.transcript.pinned)
+        self.transcript = with_pins(transcript_from_pb(got.session, self.transcript.pinned))
         self._stale = False
 
-    def ready(self) -> Op[None]:
+    def ready(self, timeout_s: float | None = None) -> Op[None]:
         """Before every call: no stream is open, and the mirror is what the server has."""
         if self.streaming:
             raise errors.SessionBusy(
@@ -74,7 +88,7 @@ class SessionCore:
             )
         unknown = bool(self.policies) and any(not message.text_known for message in self.transcript)
         if self._stale or unknown:
-            yield from self.refresh(wait_idle=self._stale)
+            yield from self.refresh(timeout_s)
 
     def send(
         self,
@@ -86,7 +100,8 @@ class SessionCore:
         try:
             return (yield from ask(request, answer, timeout_s))
         except errors.APIError as error:
-            self._stale = self._stale or outcome_unknown(error)
+            unseen = isinstance(error, errors.UnansweredToolCall)  # perhaps of calls that this side never saw
+            self._stale = self._stale or unseen or outcome_unknown(error)
             raise
         except GeneratorExit:
             self._stale = True

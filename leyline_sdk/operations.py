@@ -15,7 +15,7 @@ from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit, to_directive
 from leyline_sdk.foresee import foresee_all
-from leyline_sdk.planning import Plan, pairs_of
+from leyline_sdk.planning import Plan
 from leyline_sdk.wire import (
     appended_from_pb,
     building,
@@ -48,7 +48,7 @@ def append(
         else:
             request.messages.SetInParent()
             request.messages.messages.extend(messages_to_pb(messages))
-    yield from core.ready()
+    yield from core.ready(timeout_s)
     todo = yield from core.planned("append", wait)
     request.directives.extend(map(to_directive, todo.edits))
     request.expected_version = core.transcript.version
@@ -73,7 +73,7 @@ def edit(
     core: SessionCore, edits: Sequence[Edit], *, dry_run: bool, prefill: bool, wait: bool, timeout_s: float | None
 ) -> Op[t.EditResult]:
     """Edits by hand, as one transaction: nothing is protected."""
-    yield from core.ready()
+    yield from core.ready(timeout_s)
     todo = Plan(tuple(edits), ("",) * len(edits), foresee_all(core.transcript, edits))
     return (yield from core.apply(todo, dry_run=dry_run, prefill=prefill, wait=wait, timeout_s=timeout_s))
 
@@ -89,15 +89,14 @@ def preview(core: SessionCore) -> Op[t.EditResult]:
 
 def prefill(core: SessionCore, *, wait: bool, timeout_s: float | None) -> Op[t.EditResult]:
     """The policies' edits, and KV for all that is pending."""
-    yield from core.ready()
+    yield from core.ready(timeout_s)
     todo = yield from core.planned("prefill", wait)
     return (yield from core.apply(todo, prefill=True, wait=wait, timeout_s=timeout_s))
 
 
 def undo(core: SessionCore, edit_id: str, *, wait: bool) -> Op[t.UndoResult]:
-    """What comes back is pinned: policies of this session object leave it alone."""
+    """What comes back is pinned: policies leave it alone."""
     yield from core.ready()
-    before = {message.id: message.edit_ids for message in core.transcript}
     request = pb.UndoRequest(
         request_id=new_request_id(),
         session_id=core.id,
@@ -108,9 +107,6 @@ def undo(core: SessionCore, edit_id: str, *, wait: bool) -> Op[t.UndoResult]:
     got = yield from core.send(request, pb.UndoResponse)
     core.lost()  # the answer has no texts
     yield from core.refresh()
-    back = [message.id for message in core.transcript if edit_id in before.get(message.id, (edit_id,))]
-    pinned = core.transcript.pinned | pairs_of(core.transcript, back)
-    core.transcript = replace(core.transcript, pinned=pinned)
     return t.UndoResult(got.version, got.num_tokens, got.restored, got.restored_with_kv, got.exact_upto)
 
 

@@ -223,6 +223,12 @@ def pairs_of(transcript: Transcript, message_ids: Iterable[str]) -> frozenset[st
     return frozenset(out)
 
 
+def with_pins(transcript: Transcript) -> Transcript:
+    """With the messages that an undo gave back pinned, and those that they are paired with."""
+    back = [message.id for message in transcript if message.undone_ids]
+    return replace(transcript, pinned=transcript.pinned | pairs_of(transcript, back))
+
+
 def chunks(edits: Sequence[Edit], transcript: Transcript, size: int) -> list[list[int]]:
     """Indices of the edits in calls of at most `size`, in order; spans first, and pairs in the same call.
 

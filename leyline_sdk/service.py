@@ -10,6 +10,7 @@ from leyline_sdk import types as t
 from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import OnEdit, SessionCore
 from leyline_sdk.errors import ConfigError, SessionNotFound
+from leyline_sdk.planning import with_pins
 from leyline_sdk.policy import Policy
 from leyline_sdk.transcript import Transcript
 from leyline_sdk.wire import (
@@ -47,13 +48,20 @@ class Service:
         policies: Sequence[Policy],
         on_edit: OnEdit | None,
         ttl_s: float | None,
+        create: bool = True,
     ) -> Op[SessionCore]:
-        """Resumes the session of this id, or creates one. Raises ConfigError when a resumed one has other tools."""
+        """Resumes the session of this id, or creates one.
+
+        Raises ConfigError when a resumed one has other tools; without `create`, SessionNotFound.
+        """
+        if not create and not session_id:
+            raise ConfigError("create=False resumes a session: it needs the session's id")
         wanted = [tool_to_pb(tool) for tool in tools]
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)
         limits = self._limits or (yield from self.server_info()).limits
-        transcript = (yield from _resume(session_id, wanted)) if session_id else None
+        transcript = (yield from _resume(session_id, wanted, create)) if session_id else None
+        created = transcript is None
         if transcript is None:
             with building():
                 request = pb.CreateSessionRequest(
@@ -64,7 +72,7 @@ class Service:
             transcript = Transcript().placed(
                 appended_from_pb(state.messages, sent), version=state.version, turn=state.turn
             )
-        return SessionCore(session_id or "", transcript, limits, policies, on_edit)
+        return SessionCore(session_id or "", transcript, limits, policies, on_edit, created)
 
     def sessions(self) -> Op[list[t.SessionSummary]]:
         """All pages."""
@@ -89,18 +97,20 @@ class Service:
         return (yield from ask(request, pb.DetokenizeResponse)).text
 
 
-def _resume(session_id: str, wanted: Sequence[pb.Tool]) -> Op[Transcript | None]:
-    """The transcript of a session that exists."""
+def _resume(session_id: str, wanted: Sequence[pb.Tool], create: bool) -> Op[Transcript | None]:
+    """The transcript of a session that exists; None when one has to be created."""
     try:
         got = yield from ask(pb.GetSessionRequest(session_id=session_id, include_content=True), pb.GetSessionResponse)
     except SessionNotFound:
+        if not create:
+            raise
         return None
     if wanted and _signatures(wanted) != _signatures(got.session.tools):
         raise ConfigError(
             f"session {session_id!r} was created with other tools: {[tool.name for tool in got.session.tools]}, "
             f"not {[tool.name for tool in wanted]}; resume it without tools, or use another id"
         )
-    return transcript_from_pb(got.session)
+    return with_pins(transcript_from_pb(got.session))
 
 
 def _signatures(tools: Sequence[pb.Tool]) -> list[tuple[str, str, object]]:

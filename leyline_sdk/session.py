@@ -38,6 +38,7 @@ class Session:
     def __init__(self, core: SessionCore, runner: Runner) -> None:
         self._core = core
         self._runner = runner
+        core.timeout_s = runner.config.timeout_s
         self._stream: Stream | None = None
 
     def __enter__(self) -> Session:
@@ -54,9 +55,20 @@ class Session:
         return self._core.id
 
     @property
+    def created(self) -> bool:
+        """Whether this call made it; False: it was there, and was resumed."""
+        return self._core.created
+
+    @property
     def transcript(self) -> Transcript:
         """The messages as this side knows them: no call is made."""
         return self._core.transcript
+
+    @property
+    def unanswered(self) -> list[ToolCall]:
+        """The model's calls without a result, in order, as this side knows them: no call is made. `refresh()` first
+        after a stream that was left early or lost."""
+        return self._core.transcript.unanswered()
 
     @property
     def policies(self) -> list[Policy]:
@@ -190,7 +202,8 @@ class Session:
         )
 
     def undo(self, edit_id: str, *, wait: bool = False) -> UndoResult:
-        """Puts back what an AMORTIZE removed. The policies of this object then leave it alone.
+        """Puts back what an AMORTIZE removed. Policies then leave it alone, also after
+        a resume.
 
         Raises:
             NotUndoable: a FORGET, or a later edit covers it. UnknownEdit.
@@ -214,7 +227,8 @@ class Session:
         return self._runner.run(operations.info(self._core, token_ids=token_ids))
 
     def refresh(self) -> None:
-        """Fetches the transcript anew, for instance after StaleVersion."""
+        """Fetches the transcript anew, for instance after StaleVersion. After a stream that was left early or lost it
+        waits for the Generate to end, and the next call does so by itself."""
         self._runner.run(self._core.refresh())
 
     def close(self) -> int:
@@ -272,7 +286,8 @@ class Stream(Iterator[Delta]):
         return self._core.final()
 
     def cancel(self) -> None:
-        """Stops the Generate, if it still runs. What was sent stays in the session."""
+        """Stops the Generate, if it still runs. What was sent stays in the session, which the session's next call, or
+        `refresh()`, fetches: calls that were complete by then stand in `session.unanswered` and want results."""
         if self._core.leave():
             self._stop()
 

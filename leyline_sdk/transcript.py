@@ -34,6 +34,7 @@ class Message:
         turn: the session's turn when it was appended.
         age: Generates finished since then.
         edit_ids: the edits that changed it, oldest first.
+        undone_ids: the edits of it that were undone, oldest first.
         open: a Generate was cut short here; the next append closes it.
     """
 
@@ -49,6 +50,7 @@ class Message:
     turn: int = 0
     age: int = 0
     edit_ids: tuple[str, ...] = ()
+    undone_ids: tuple[str, ...] = ()
     open: bool = False
     text_known: bool = True
 

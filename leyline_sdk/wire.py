@@ -167,6 +167,7 @@ def message_from_pb(span: pb.MessageSpan, content: bool = False) -> Message:
         start=span.start,
         turn=span.turn,
         edit_ids=tuple(span.edit_ids),
+        undone_ids=tuple(span.undone_edit_ids),
         open=span.open,
         text_known=content or not has_text or bool(span.text or span.reasoning),
     )

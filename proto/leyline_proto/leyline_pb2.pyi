@@ -657,6 +657,7 @@ class MessageSpan(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    UNDONE_EDIT_IDS_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     role: Global___Role.ValueType
     start: _builtins.int
@@ -683,6 +684,10 @@ class MessageSpan(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """ROLE_ASSISTANT"""
 
+    @_builtins.property
+    def undone_edit_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """edits of it that were undone, oldest first: policies leave it alone"""
+
     def __init__(
         self,
         *,
@@ -699,10 +704,11 @@ class MessageSpan(_message.Message):
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         text: _builtins.str = ...,
         reasoning: _builtins.str = ...,
+        undone_edit_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edit_ids", b"edit_ids", "end", b"end", "message_id", b"message_id", "open", b"open", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "start", b"start", "text", b"text", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls", "tool_name", b"tool_name", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edit_ids", b"edit_ids", "end", b"end", "message_id", b"message_id", "open", b"open", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "start", b"start", "text", b"text", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls", "tool_name", b"tool_name", "turn", b"turn", "undone_edit_ids", b"undone_edit_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

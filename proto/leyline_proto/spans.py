@@ -46,7 +46,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
-    """One message of the table. `turn` is the session's turn when it was appended."""
+    """One message of the table. `turn` is the session's turn when it was appended; `edit_ids` are the edits of it that
+    stand, `undone_ids` those that were undone."""
 
     id: str
     role: pb.Role.ValueType
@@ -57,6 +58,7 @@ class MessageEntry:
     calls: tuple[Call, ...] = ()
     open: bool = False
     edit_ids: tuple[str, ...] = ()
+    undone_ids: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -223,34 +225,34 @@ class SpanTable:
             here = at if r_left == inserted else at + inserted
             index = next((i for i, piece in enumerate(queue) if _stands_in(piece, message, edit_id)), None)
             if index is not None and first <= here <= last:
-                out.extend(map(_restored, queue[:index]))
+                out.extend(_restored(one, edit_id) for one in queue[:index])
                 piece = queue[index]
                 del queue[: index + 1]
                 own = min(r_left, last - here)
                 part_idx = _content_part(message, first, here, here + own, piece.kind)
                 assert part_idx is not None, "an intact R lies inside one content part"
                 grown = _resize(message, part_idx, piece.length - own)
-                out.append(replace(grown, edit_ids=tuple(e for e in message.edit_ids if e != edit_id)))
+                left = tuple(e for e in message.edit_ids if e != edit_id)
+                out.append(replace(grown, edit_ids=left, undone_ids=(*message.undone_ids, edit_id)))
                 r_left -= own
             elif r_left and at <= first and last <= at + inserted:
                 r_left -= message.length  # R as a message of its own
             else:
                 if queue and r_left == 0 and first >= at + inserted:
-                    out.extend(map(_restored, queue))
+                    out.extend(_restored(one, edit_id) for one in queue)
                     queue = []
                 out.append(message)
             first = last
-        return SpanTable((*out, *map(_restored, queue)))
+        return SpanTable((*out, *(_restored(one, edit_id) for one in queue)))
 
 
 def _stands_in(piece: Piece, message: MessageEntry, edit_id: str) -> bool:
     return not piece.whole and piece.message.id == message.id and edit_id in message.edit_ids
 
 
-def _restored(piece: Piece) -> MessageEntry:
-    if piece.whole:
-        return piece.message
-    return replace(piece.message, parts=(Part(piece.kind, piece.length),))
+def _restored(piece: Piece, edit_id: str) -> MessageEntry:
+    message = piece.message if piece.whole else replace(piece.message, parts=(Part(piece.kind, piece.length),))
+    return replace(message, undone_ids=(*message.undone_ids, edit_id))
 
 
 def _content_part(

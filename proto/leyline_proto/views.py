@@ -20,6 +20,7 @@ def span_of(entry: MessageEntry, start: int) -> pb.MessageSpan:
         turn=entry.turn,
         open=entry.open,
         edit_ids=entry.edit_ids,
+        undone_edit_ids=entry.undone_ids,
         tool_calls=[
             pb.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments_json)
             for call in entry.calls
