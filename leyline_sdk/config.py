@@ -33,7 +33,7 @@ class Config:
 
     @classmethod
     def read(cls, target: str | None, api_key: str | None, timeout_s: float | None, retry: Retry | None) -> Config:
-        """Raises ConfigError for a timeout that is no positive number of seconds."""
+        """Raises ConfigError for a timeout that is no positive number of seconds, and a target with a scheme."""
         where = "timeout_s"
         if timeout_s is None and os.environ.get("LEYLINE_TIMEOUT"):
             where = "LEYLINE_TIMEOUT"
@@ -44,8 +44,11 @@ class Config:
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ConfigError(f"{where} must be a positive number of seconds")
+        target = target or os.environ.get("LEYLINE_TARGET") or DEFAULT_TARGET
+        if "://" in target:
+            raise ConfigError(f"target {target!r} is no address: host:port, no scheme")
         return cls(
-            target or os.environ.get("LEYLINE_TARGET") or DEFAULT_TARGET,
+            target,
             api_key or os.environ.get("LEYLINE_API_KEY") or None,
             timeout_s,
             retry or Retry(),

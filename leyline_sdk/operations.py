@@ -20,6 +20,7 @@ from leyline_sdk.wire import (
     appended_from_pb,
     building,
     cache_from_pb,
+    invalid,
     message_from_pb,
     messages_to_pb,
     session_info_from_pb,
@@ -65,6 +66,13 @@ def append(
 
 def append_results(core: SessionCore, results: Mapping[str, str], *, prefill: bool, wait: bool) -> Op[t.Appended]:
     """The answers to several calls, by call id."""
+    if not isinstance(results, Mapping):
+        raise invalid(f"results are {{call id: content}}, not a {type(results).__name__}", field="results")
+    for call_id, content in results.items():
+        if not isinstance(content, str):
+            raise invalid(
+                f"the content for tool call {call_id!r} is a {type(content).__name__}, not a str", field="content"
+            )
     messages = [tool_message(call_id, content) for call_id, content in results.items()]
     return (yield from append(core, messages=messages, prefill=prefill, wait=wait))
 
@@ -73,6 +81,9 @@ def edit(
     core: SessionCore, edits: Sequence[Edit], *, dry_run: bool, prefill: bool, wait: bool, timeout_s: float | None
 ) -> Op[t.EditResult]:
     """Edits by hand, as one transaction: nothing is protected."""
+    for one in edits:
+        if not isinstance(one, Edit):
+            raise invalid(f"edit takes Edits, not a {type(one).__name__}", field="edits")
     yield from core.ready(timeout_s)
     todo = Plan(tuple(edits), ("",) * len(edits), foresee_all(core.transcript, edits))
     return (yield from core.apply(todo, dry_run=dry_run, prefill=prefill, wait=wait, timeout_s=timeout_s))
@@ -153,6 +164,9 @@ def generate(
     force_token_ids: Sequence[int],
 ) -> Op[tuple[pb.GenerateRequest, Plan]]:
     """The request to open a stream with; its events go to a `StreamCore`."""
+    for name, value in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", seed)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise invalid(f"{name} is an int or None, not a {type(value).__name__}", field=name)
     with building():
         request = pb.GenerateRequest(
             request_id=new_request_id(),

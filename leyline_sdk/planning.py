@@ -48,7 +48,10 @@ def plan(policies: Sequence[Policy], transcript: Transcript, max_context: int, c
     for policy in policies:
         context = PolicyContext(batch.after, max_context, call)
         try:
-            edits = list(policy.plan(context))
+            planned = policy.plan(context)
+            if planned is None:
+                raise PolicyError(f"policy {policy.name}: plan must return edits, not None", policy=policy.name)
+            edits = list(planned)
         except PolicyError:
             raise
         except Exception as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leyline_sdk.edits import Edit
+from leyline_sdk.errors import ConfigError
 from leyline_sdk.message_diff import diff
 from leyline_sdk.transcript import Message, Transcript
 from leyline_sdk.types import Mode
@@ -99,6 +100,19 @@ class Policy(ABC):
     @abstractmethod
     def plan(self, context: PolicyContext) -> Iterable[Edit]:
         """The edits to make now. Runs before each append, generate and prefill; calls no server."""
+
+
+def check_policies(policies: Iterable[Policy]) -> None:
+    """Raises ConfigError for what is no policy."""
+    if isinstance(policies, Policy) or not isinstance(policies, Iterable):
+        raise ConfigError(f"policies are a list, not a {type(policies).__name__}")
+    for policy in policies:
+        if isinstance(policy, type):
+            raise ConfigError(
+                f"policies holds the class {policy.__name__}, not an instance: write {policy.__name__}(..)"
+            )
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policies holds a {type(policy).__name__}, which is no Policy")
 
 
 class MessagePolicy(Policy):

@@ -11,7 +11,7 @@ from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import OnEdit, SessionCore
 from leyline_sdk.errors import ConfigError, SessionNotFound
 from leyline_sdk.planning import with_pins
-from leyline_sdk.policy import Policy
+from leyline_sdk.policy import Policy, check_policies
 from leyline_sdk.transcript import Transcript
 from leyline_sdk.wire import (
     appended_from_pb,
@@ -56,6 +56,7 @@ class Service:
         """
         if not create and not session_id:
             raise ConfigError("create=False resumes a session: it needs the session's id")
+        check_policies(policies)
         wanted = [tool_to_pb(tool) for tool in tools]
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)

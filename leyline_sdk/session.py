@@ -133,7 +133,7 @@ class Session:
         """Lets the model speak. Returns once the server has admitted the call.
 
         Args:
-            max_tokens: at least 1; None: what fits into the context.
+            max_tokens: at least 1; None: the server's default (1,024 unless configured), or what fits.
             temperature: [0, 100]; None or 0 is greedy.
             top_p: (0, 1]. top_k: at least 1.
             stop: up to 16 strings that end the message.

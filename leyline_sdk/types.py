@@ -55,13 +55,20 @@ class InvalidToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    context: int  # tokens in the session
-    computed: int  # rows computed before the first token
-    reused: int  # rows of the context that were not
+    context: int
+    """Tokens in the session when the call was admitted."""
+    computed: int
+    """Rows (one a token) computed before the first token."""
+    reused: int
+    """Rows of the context that were there already."""
     generated: int
-    ttft_ms: float  # from admission to the first token
+    """Tokens said."""
+    ttft_ms: float
+    """Milliseconds from admission to the first token."""
     total_ms: float
+    """Milliseconds of the whole call."""
     queued_ms: float
+    """Milliseconds of waiting for slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +76,65 @@ class CacheReport:
     """Why the cache hit or broke. prefix_hit + content_hit + kept + computed = entries of the session."""
 
     prefix_hit: int
+    """Tokens whose KV came from the prefix tree in this call."""
     content_hit: int
+    """Tokens whose KV came from equal content elsewhere."""
     kept: int
-    turned: int  # entries read at another position than where they were written
+    """Tokens that had KV already."""
+    turned: int
+    """Tokens read at another position than where they were written."""
     computed: int
-    first_divergence: int | None  # first index that had to be computed
-    reason: str  # "APPEND", "EDIT", "EVICTED", "COLD"
+    """Tokens whose KV was computed."""
+    first_divergence: int | None
+    """Index of the first token that had to be computed; None: there was none."""
+    reason: str
+    """Why something was computed: "APPEND", "EDIT", "EVICTED" or "COLD"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What one edit did."""
 
-    edit_id: str  # empty for a dry run
+    edit_id: str
+    """For `undo` and `forget`; empty for a dry run."""
     mode: Mode
-    at: int  # where R stands now
+    """The mode it was made in."""
+    at: int
+    """Token index where R stands now."""
     removed: int
+    """Tokens that went."""
     inserted: int
+    """Tokens of R."""
     shift: int
-    kept: int  # tokens after the span whose KV stays
-    turned: int  # of those, the ones that stand elsewhere than where they were written
-    to_compute: int  # tokens of the session that wait for KV after this edit
-    freed: int  # slots
+    """Tokens by which what follows moved: inserted - removed."""
+    kept: int
+    """Tokens after the span whose KV stays."""
+    turned: int
+    """Of those, the ones that stand elsewhere than where they were written."""
+    to_compute: int
+    """Tokens of the session that wait for KV after this edit."""
+    freed: int
+    """Slots (one a token) by which the pool's use fell."""
     exact_upto: int
-    influence_remains: bool  # kept KV was computed from the removed text
+    """Token index below which the KV equals an honest prefill's."""
+    influence_remains: bool
+    """Whether kept KV was computed from the removed text."""
     held_elsewhere: tuple[str, ...]
+    """FORGET: ids of your other sessions that still hold some of its rows."""
     removed_message_ids: tuple[str, ...]
+    """Messages that are no longer in the session."""
     label: str
+    """The edit's label: a policy's name, or what you gave."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedEdit:
-    """An edit that was made, by a policy or by hand, on whose behalf and to what.
-
-    Attributes:
-        policy: its name; empty for an edit by hand.
-        message_ids: the messages that it changed or removed.
-    """
+    """An edit that was made, by a policy or by hand, on whose behalf and to what."""
 
     policy: str
+    """Its name; empty for an edit by hand."""
     message_ids: tuple[str, ...]
+    """The messages that it changed or removed."""
     receipt: Receipt
 
     @property

@@ -54,6 +54,10 @@ def messages_to_pb(messages: t.MessageLike | Sequence[t.MessageLike]) -> list[pb
     """One message or several. A str is a user message."""
     if isinstance(messages, str | Mapping):
         messages = [messages]
+    if not isinstance(messages, Sequence):
+        raise invalid(
+            f"messages are a str, a dict or a list of them, not a {type(messages).__name__}", field="messages"
+        )
     return [message_to_pb(message) for message in messages]
 
 
