@@ -31,6 +31,8 @@ Clients = dict[str, Leyline]
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--trace", type=Path, help="replay this recorded conversation instead")
+    parser.add_argument("--trace-tokens", type=int, default=replay.NUM_TOKENS, help="it is cut to so many tokens")
+    parser.add_argument("--trace-turns", type=int, default=replay.NUM_TURNS, help="and to so many turns")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where picture and JSON go")
     parser.add_argument("--tasks", type=int, default=12, help="tasks in the session (12)")
     parser.add_argument("--seed", type=int, default=7, help="of the tasks")
@@ -44,7 +46,11 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"[dim]server ready:[/] {server.banner}")
         clients = {arm.name: stack.enter_context(Leyline(target=server.address, api_key=arm.key)) for arm in ARMS}
         if args.trace is not None:
-            return run_trace(server.address, clients, args.trace, args.out, console)
+            try:
+                recording = replay.load(args.trace, clients[ARMS[0].name], args.trace_tokens, args.trace_turns)
+            except (OSError, ValueError) as error:
+                parser.error(f"--trace {args.trace}: {error}")
+            return run_trace(clients, recording, args.out, console)
         return run_tasks(server.address, clients, make_tasks(args.tasks + 1, args.seed), args.out, console)
 
 
@@ -76,9 +82,8 @@ def run_tasks(address: str, clients: Clients, tasks: list[Task], out: Path, cons
     return 0 if report.show_checks(console, checks) else 1
 
 
-def run_trace(address: str, clients: Clients, path: Path, out: Path, console: Console) -> int:
+def run_trace(clients: Clients, recording: replay.Recording, out: Path, console: Console) -> int:
     """The five arms on a recording."""
-    recording = replay.load(path, clients[ARMS[0].name])
     console.print(f"replaying {recording.name}: {recording.cut}")
     work = Work(recording.system, recording.tools, replay.play(recording))
     results, _ = run_arms(clients, work, console)

@@ -19,9 +19,9 @@ from demo.record import Answer
 from demo.traces import read_trace
 from leyline_sdk import Leyline
 
-MAX_TURNS = 16
-BUDGET = 2048
-"""Tokens that a recording may have: what two CPU cores replay five times over in a minute."""
+NUM_TURNS = 16
+NUM_TOKENS = 2048
+"""What two CPU cores replay five times over in a minute or two."""
 _MIN_CHARS = 12
 
 
@@ -45,22 +45,22 @@ class Recording:
     cut: str
 
 
-def load(path: Path, client: Leyline) -> Recording:
+def load(path: Path, client: Leyline, max_tokens: int = NUM_TOKENS, max_turns: int = NUM_TURNS) -> Recording:
     """Reads a file, cuts it down and has the server render it. Raises ValueError for a file in no known format."""
     trace = read_trace(path)
     messages = [dict(message) for message in trace.messages]
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    kept = replies[:MAX_TURNS]
+    kept = replies[:max_turns]
     messages = messages[: kept[-1] + 1]
     num_tokens = len(client.tokenize("\n".join(map(_all_text, messages))))
-    share = min(1.0, BUDGET / num_tokens)
+    share = min(1.0, max_tokens / num_tokens)
     messages = [shortened(message, share) for message in messages]
     system = ""
     if messages[0]["role"] == "system":
         system = str(messages.pop(0)["content"])
     cut = f"{len(kept)} of its {len(replies)} turns"
     if share < 1:
-        cut += f", {num_tokens:,} tokens cut to about {BUDGET:,}: of every text its first {share:.0%}"
+        cut += f", {num_tokens:,} tokens cut to about {max_tokens:,}: of every text its first {share:.0%}"
     return Recording(trace.name, system, trace.tools, tuple(_steps(messages, system, trace.tools, client)), cut)
 
 
