@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True)
-    flags = [part for arm in ARMS for part in ("--api-keys", f"{arm.key}={arm.key}")]
+    # One thread of the model: on two cores its second one would wait for the client's all the time.
+    flags = ["--threads", "1", *(part for arm in ARMS for part in ("--api-keys", f"{arm.key}={arm.key}"))]
     with ExitStack() as stack:
         with console.status("starting the server"):
             server = stack.enter_context(ServerProcess(args.out / "server.log", flags))
