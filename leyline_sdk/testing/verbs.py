@@ -245,7 +245,8 @@ def _finished(
     span.reasoning = turn.body.reasoning
     if reason == pb.FINISH_REASON_STOP and turn.entry.calls:
         reason = pb.FINISH_REASON_TOOL_CALLS
-    usage = pb.Usage(context=len(rows), computed=report.computed, reused=report.kept, generated=len(said))
+    context = len(rows) - len(said)
+    usage = pb.Usage(context=context, computed=report.computed, reused=report.kept, generated=len(said))
     return pb.GenerateDone(
         finish_reason=reason,
         message=span,

@@ -25,7 +25,7 @@ def test_an_agent_loop() -> None:
         assert [m.text for m in session.transcript.of_role("tool")] == ["seven", "eight"]
         reply = session.complete()
         assert (reply.text, reply.finish_reason) == ("both: 7", FinishReason.STOP)
-        assert reply.usage.context == session.transcript.num_tokens
+        assert reply.usage.context + reply.usage.generated == session.transcript.num_tokens
         _same_as_server(session)
 
 
