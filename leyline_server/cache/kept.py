@@ -57,7 +57,7 @@ class KeptRows:
         kept = self._kept.get(key)
         if kept is None:
             return np.zeros(0, np.int32)
-        slots, kept.slots = kept.slots, kept.slots * 0 + PENDING
+        slots, kept.slots = kept.slots, np.full_like(kept.slots, PENDING)
         return slots
 
     def copy(self, source: int, target: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from leyline_server.cache.kept import KeptRows
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.prefix_tree import PrefixTree
-from leyline_server.cache.slots import Holder, OutOfSlots, Slots, SlotTable
+from leyline_server.cache.slots import Holder, Slots, SlotTable
 
 
 class KVCache:
@@ -82,6 +82,3 @@ class KVCache:
     def _released(self, slots: Slots, holder: Holder) -> None:
         # Zeroed whenever they are free: nothing that a FORGET, an eviction or a closed session let go stays in memory.
         self.pool.zero(self.table.release(slots, holder))
-
-
-__all__ = ["KVCache", "OutOfSlots"]

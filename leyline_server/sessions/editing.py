@@ -117,9 +117,9 @@ def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:
     if cut.mode != pb.MODE_FORGET:
         return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id)
     log, edit_id = after.log, applied.edit_id
-    forgotten = {*log.beyond_undo(edit_id), *log.beyond_undo(cut.forgets), cut.forgets} - {""}
-    stale = set(log.behind(edit_id)) - forgotten
-    return RowEdit(cut.start, cut.end, cut.ids, edit_id, True, tuple(sorted(forgotten)), tuple(sorted(stale)))
+    forgotten = log.lost_to(edit_id, cut.forgets)
+    stale = [one for one in log.behind(edit_id) if one not in forgotten]
+    return RowEdit(cut.start, cut.end, cut.ids, edit_id, True, tuple(forgotten), tuple(stale))
 
 
 def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: dict[SequenceId, str], dry_run: bool) -> pb.Receipt:

@@ -223,8 +223,7 @@ class Conversation:
             )
             log = conversation.log.recorded(record, cut.start)
             if cut.mode == pb.MODE_FORGET:
-                gone_for_good = {*log.beyond_undo(edit_id), *log.beyond_undo(cut.forgets), cut.forgets} - {""}
-                log = log.forget(*gone_for_good)
+                log = log.forget(*log.lost_to(edit_id, cut.forgets))
             conversation = replace(conversation, table=table, log=log)
             standing = {entry.id for entry in table.messages}
             gone = tuple(p.message.id for p in pieces if p.whole and p.message.id not in standing)

@@ -127,13 +127,14 @@ class EditLog:
             return f"its R was cut by the later edit {later!r}; undo that one first"
         return ""
 
-    def beyond_undo(self, edit_id: str) -> list[str]:
-        """The edits that can never be undone once `edit_id`, a FORGET, stands: it touched them, or one that did."""
-        found = {edit_id}
+    def lost_to(self, edit_id: str, forgets: str = "") -> list[str]:
+        """The edits that can never be undone once the FORGET `edit_id` stands: those it touched, the one it `forgets`,
+        and those that any of these touched."""
+        found = {edit_id, forgets}
         for record in reversed(self.records.values()):
             if record.touched_by & found and not record.undone:
                 found.add(record.edit_id)
-        return sorted(found - {edit_id})
+        return sorted(found - {edit_id, ""})
 
     def behind(self, edit_id: str) -> list[str]:
         """The edits that stand, or stood when they were swallowed, behind this one."""
