@@ -13,7 +13,7 @@ from torch import Tensor
 from leyline_kernels import reference
 from leyline_kernels.reference import RotaryLayout
 
-__all__ = ["RotaryLayout", "decode", "extend", "reference", "rotate"]
+__all__ = ["RotaryLayout", "decode", "experts", "extend", "reference", "rotate", "route", "silu_mul"]
 
 
 def rotate(
@@ -113,3 +113,48 @@ def extend(
         q_latent, q_pe, q_indptr, q_index,
         c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
     )  # fmt: skip
+
+
+def route(x: Tensor, weight: Tensor, top_k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """A greedy softmax router: (weights [T, top_k] fp32, index [T, top_k] int32), a token's experts in any order.
+
+    x:      [T, hidden], last axis contiguous
+    weight: [E, hidden], any float dtype: it is widened, never x rounded
+    scale:  factor of the chosen scores, which aren't normalised again (DeepSeek-V2, arXiv 2405.04434, section 2.2)
+    """
+    if x.is_cuda:
+        from leyline_kernels.gpu.experts import route as route_on_gpu
+
+        return route_on_gpu(x, weight, top_k, scale)
+    return reference.route(x, weight, top_k, scale)
+
+
+def experts(
+    x: Tensor, top_k_index: Tensor, top_k_weights: Tensor, gate_up: Tensor, down: Tensor, shared: int = 0
+) -> Tensor:
+    """Mixture of experts: sum over a token's experts of weight * down (silu(gate x) * (up x)) -> [T, hidden].
+
+    x:             [T, hidden], last axis contiguous
+    top_k_index:   [T, K] int32 or int64, experts in [0, E - shared), a token's all different
+    top_k_weights: [T, K] fp32 or x's dtype
+    gate_up:       [E, 2 f, hidden] contiguous, an expert's gate over its up projection
+    down:          [E, hidden, f] contiguous
+    shared:        so many experts at the end of both answer every token, with weight 1
+
+    Products and the sum over a token's experts are in fp32, the inner activation is rounded to x's dtype. Equal
+    inputs give equal bits. Never synchronises with the device for bf16: a CUDA graph may capture it.
+    """
+    if x.is_cuda:
+        from leyline_kernels.gpu.experts import experts as experts_on_gpu
+
+        return experts_on_gpu(x, top_k_index, top_k_weights, gate_up, down, shared)
+    return reference.experts(x, top_k_index, top_k_weights, gate_up, down, shared)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [.., 2 f], gate before up -> [.., f]. Computed in fp32, rounded once."""
+    if gate_up.is_cuda:
+        from leyline_kernels.gpu.experts import silu_mul as silu_mul_on_gpu
+
+        return silu_mul_on_gpu(gate_up)
+    return reference.silu_mul(gate_up)

@@ -162,3 +162,35 @@ def _entries(
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def route(x: Tensor, weight: Tensor, top_k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """See `leyline_kernels.route`."""
+    scores = torch.nn.functional.linear(_wide(x), weight.to(torch.promote_types(x.dtype, torch.float32))).softmax(-1)
+    weights, index = scores.topk(top_k, dim=-1, sorted=False)
+    return weights * scale, index.int()
+
+
+def experts(
+    x: Tensor, top_k_index: Tensor, top_k_weights: Tensor, gate_up: Tensor, down: Tensor, shared: int = 0
+) -> Tensor:
+    """See `leyline_kernels.experts`."""
+    num_tokens, num_experts = x.shape[0], gate_up.shape[0]
+    # [T, E]: what each expert's answer weighs, 0 where it isn't asked.
+    weights = _wide(x).new_zeros(num_tokens, num_experts)
+    weights.scatter_add_(1, top_k_index.long(), top_k_weights.to(weights.dtype))
+    asked = torch.zeros_like(weights, dtype=torch.bool).scatter_(1, top_k_index.long(), True)
+    weights[:, num_experts - shared :] = 1.0
+    asked[:, num_experts - shared :] = True
+    out = torch.zeros_like(weights[:, :1]).expand(-1, x.shape[1]).clone()
+    for e in asked.any(0).nonzero().flatten().tolist():
+        tokens = asked[:, e].nonzero().flatten()
+        inner = silu_mul(_wide(x[tokens]) @ _wide(gate_up[e]).T)
+        out[tokens] += weights[tokens, e, None] * (inner @ _wide(down[e]).T)
+    return out.to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `leyline_kernels.silu_mul`."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
