@@ -16,6 +16,7 @@ import xxhash
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyline_server.model import attention
+from leyline_server.model.fused import fuse
 from leyline_server.model.rotary_probe import RotaryProbe, probe
 
 ARCHITECTURES: Final = ("deepseek_v2", "deepseek_v3")
@@ -61,8 +62,7 @@ def load(path_or_id: str, dtype: torch.dtype, device: torch.device) -> LoadedMod
     _check_architecture(config)
     model = _read_weights(path, dtype).to(device).eval()
     if device.type == "cuda":
-        # No host sync in the experts, and a CUDA graph can capture them.
-        model.config._experts_implementation = "grouped_mm"
+        fuse(model)
     rotary = probe(model)
     attention.attach(model)
     return LoadedModel(model, path, digest(path), rotary)
