@@ -1,7 +1,7 @@
 """Attention over an editable MLA cache: `rotate`, `decode`, `extend`; Triton on CUDA, else torch twins.
 
 Owns the contract of the three operations. Knows tensors only: no sessions, no model code. The symbols
-(c_kv, k_pe, written_at, delta, ..) stand in `leyline_kernels.reference`. Nothing here imports Triton until a
+(c_kv, k_pe, delta, ..) stand in `leyline_kernels.reference`. Nothing here imports Triton until a
 CUDA tensor arrives, so the CPU server runs without it. `leyline_kernels.gpu.{rotate,decode,extend}` hold the
 kernels under the same names, for tests and benchmarks that choose one side.
 """
@@ -44,13 +44,13 @@ def decode(
     q_pe: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
     max_len: int | None = None,
 ) -> Tensor:
     """One query per sequence over all its entries -> out_latent [B, H, rank] in q_latent's dtype.
@@ -58,24 +58,22 @@ def decode(
     q_latent:   [B, H, rank]   absorbed query, last axis contiguous
     q_pe:       [B, H, rope]   turned to the query's logical index, last axis contiguous
     c_kv, k_pe: [S, rank], [S, rope]   one layer of the pool, last axis contiguous
-    written_at: [S] int32
-    kv_indptr:  [B + 1] int32  sequence b's entries are kv_slots[kv_indptr[b] : kv_indptr[b + 1]]
-    kv_slots:   [N] int32      all valid; N may exceed kv_indptr[B] (a table kept at its full size)
-    turned:     False is the caller's promise that every delta is 0
+    kv_start, kv_len: [B] int32   sequence b's entry j stands at place kv_start[b] + j of the two below, j < kv_len[b]
+    kv_slots:   [N] int32      the entry's slot
+    kv_delta:   [N] int32      logical index - written_at; None is the caller's promise that every delta is 0
     max_len:    a bound on the longest sequence known on the host; only the number of splits depends on it
 
-    A sequence without entries gives zeros. Never synchronises with the device: a CUDA graph may capture it.
+    Places outside the sequences (gaps of a table kept at its full size) are never read. Deltas are meant to be equal
+    over long runs, as edits leave them: a tile of one delta costs no turning. A sequence without entries gives
+    zeros. Never synchronises with the device: a CUDA graph may capture it.
     """
     if q_latent.is_cuda:
         from leyline_kernels.gpu.decode import decode as decode_on_gpu
 
         return decode_on_gpu(
-            q_latent, q_pe, c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
-            max_len,
+            q_latent, q_pe, c_kv, k_pe, kv_start, kv_len, kv_slots, kv_delta, inv_freq, layout, scale, max_len,
         )  # fmt: skip
-    return reference.decode(
-        q_latent, q_pe, c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned
-    )
+    return reference.decode(q_latent, q_pe, c_kv, k_pe, kv_start, kv_len, kv_slots, kv_delta, inv_freq, layout, scale)
 
 
 def extend(
@@ -85,20 +83,20 @@ def extend(
     q_index: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
 ) -> Tensor:
     """Any number of queries per sequence, causal by logical index -> out_latent [T, H, rank].
 
     q_latent, q_pe: [T, H, rank], [T, H, rope], last axis contiguous
     q_indptr:   [B + 1] int32  sequence b's queries are rows [q_indptr[b], q_indptr[b + 1]); q_indptr[B] == T
     q_index:    [T] int32      logical index of each query, in any order; it sees the entries j <= q_index
-    kv_slots:   [N] int32      -1 for an entry without KV: it must stand after its sequence's queries; unread
+    kv_slots:   [N] int32      may be -1 for an entry without KV: it must stand after its sequence's queries; unread
 
     The other arguments are `decode`'s. A sequence may have no queries; one without entries gives zeros.
     """
@@ -107,11 +105,11 @@ def extend(
 
         return extend_on_gpu(
             q_latent, q_pe, q_indptr, q_index,
-            c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
+            c_kv, k_pe, kv_start, kv_len, kv_slots, kv_delta, inv_freq, layout, scale,
         )  # fmt: skip
     return reference.extend(
         q_latent, q_pe, q_indptr, q_index,
-        c_kv, k_pe, written_at, kv_indptr, kv_slots, inv_freq, layout, scale, turned,
+        c_kv, k_pe, kv_start, kv_len, kv_slots, kv_delta, inv_freq, layout, scale,
     )  # fmt: skip
 
 

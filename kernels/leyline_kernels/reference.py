@@ -24,7 +24,8 @@ Multi-head Latent Attention, DeepSeek-V2 (arXiv 2405.04434, section 2.1, appendi
 
     score(i, j) = scale * (q_latent_i . c_kv_j + q_pe_i . R(delta_j) k_pe_j)         for j <= i
 
-A batch of sequences is in CSR form: entry j of sequence b lies in slot kv_slots[kv_indptr[b] + j].
+The lists of a batch lie in one flat table: entry j of sequence b is in slot kv_slots[kv_start[b] + j], and its delta
+at the same place of kv_delta. Whoever keeps the lists computes the deltas: attention never sees written_at.
 
 R is RoFormer's rotation (arXiv 2104.09864, section 3.2.2): pair m of the key turns by delta * inv_freq[m], so
 R(a) R(b) = R(a + b). It is a pure rotation: YaRN's magnitude is in k_pe and q_pe already, not applied again.
@@ -90,19 +91,20 @@ def decode(
     q_pe: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
 ) -> Tensor:
     """See `leyline_kernels.decode`."""
     out_latent = torch.zeros_like(q_latent)
-    bounds = kv_indptr.tolist()
-    for b, (start, end) in enumerate(pairwise(bounds)):
-        c, k = _entries(c_kv, k_pe, written_at, kv_slots[start:end], inv_freq, layout, turned)
+    for b, (start, count) in enumerate(zip(kv_start.tolist(), kv_len.tolist(), strict=True)):
+        here = slice(start, start + count)
+        delta = None if kv_delta is None else kv_delta[here]
+        c, k = _entries(c_kv, k_pe, kv_slots[here], delta, inv_freq, layout)
         score = scale * (_wide(q_latent[b]) @ c.T + _wide(q_pe[b]) @ k.T)
         out_latent[b] = score.softmax(-1) @ c
     return out_latent
@@ -115,28 +117,29 @@ def extend(
     q_index: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
 ) -> Tensor:
     """See `leyline_kernels.extend`."""
     out_latent = torch.zeros_like(q_latent)
-    q_bounds, kv_bounds = q_indptr.tolist(), kv_indptr.tolist()
-    for b, (q_start, q_end) in enumerate(pairwise(q_bounds)):
-        kv_start, kv_end = kv_bounds[b], kv_bounds[b + 1]
-        if q_start == q_end or kv_start == kv_end:
+    starts, lengths = kv_start.tolist(), kv_len.tolist()
+    for b, (q_start, q_end) in enumerate(pairwise(q_indptr.tolist())):
+        if q_start == q_end or lengths[b] == 0:
             continue
         index = q_index[q_start:q_end]
         # Entries after every query may have no slot: they are left out before anything is gathered.
-        kv_end = min(kv_end, kv_start + int(index.max()) + 1)
-        c, k = _entries(c_kv, k_pe, written_at, kv_slots[kv_start:kv_end], inv_freq, layout, turned)
+        count = min(lengths[b], int(index.max()) + 1)
+        here = slice(starts[b], starts[b] + count)
+        delta = None if kv_delta is None else kv_delta[here]
+        c, k = _entries(c_kv, k_pe, kv_slots[here], delta, inv_freq, layout)
         # [t, H, rank] @ [rank, n]: torch folds queries and heads into the rows of one matrix product.
         score = scale * (_wide(q_latent[q_start:q_end]) @ c.T + _wide(q_pe[q_start:q_end]) @ k.T)
-        later = torch.arange(kv_end - kv_start, device=index.device) > index[:, None]
+        later = torch.arange(count, device=index.device) > index[:, None]
         score.masked_fill_(later[:, None, :], float("-inf"))
         out_latent[q_start:q_end] = score.softmax(-1) @ c
     return out_latent
@@ -145,17 +148,15 @@ def extend(
 def _entries(
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
     slots: Tensor,
+    delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
-    turned: bool,
 ) -> tuple[Tensor, Tensor]:
     """One sequence's rows in list order, keys turned to where they stand: c_kv [n, rank], k_pe [n, rope]."""
     slots = slots.long()
     k = k_pe[slots]
-    if turned:
-        delta = torch.arange(slots.numel(), device=slots.device) - written_at[slots]
+    if delta is not None:
         k = turn(k, delta, inv_freq, layout)
     return _wide(c_kv[slots]), _wide(k)
 

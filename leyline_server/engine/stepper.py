@@ -110,12 +110,14 @@ class Stepper:
         steps = []
         for share in shares:
             end = int(share.index[-1]) + 1
+            rows, table = share.rows.truncated(end), self._cache.table
+            delta = np.arange(end, dtype=np.int32) - table.written_at[rows.slots]
             steps.append(
                 SequenceStep(
                     ids=share.rows.ids[share.index],
                     positions=share.index,
                     slots=share.rows.slots[:end],
-                    turned=bool(share.rows.truncated(end).turned(self._cache.table).any()),
+                    delta=delta if rows.turned(table).any() else None,
                     sampled=share.samples,
                 )
             )

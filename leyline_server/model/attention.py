@@ -52,13 +52,13 @@ class _Keys(NamedTuple):
 
     c_kv: Tensor
     k_pe: Tensor
-    written_at: Tensor
-    kv_indptr: Tensor
+    kv_start: Tensor
+    kv_len: Tensor
     kv_slots: Tensor
+    kv_delta: Tensor | None
     inv_freq: Tensor
     layout: RotaryLayout
     scale: float
-    turned: bool
 
 
 def attend(
@@ -86,13 +86,13 @@ def attend(
     over = _Keys(
         pool.c_kv[layer_idx],
         pool.k_pe[layer_idx],
-        pool.written_at,
-        batch.kv_indptr,
+        batch.kv_start,
+        batch.kv_len,
         batch.kv_slots,
+        batch.kv_delta,
         leyline.inv_freq,
         leyline.layout,
         scaling,
-        batch.turned,
     )
     if batch.decode:
         out = leyline_kernels.decode(q_latent, q_pe, *over, max_len=batch.max_len)

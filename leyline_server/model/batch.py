@@ -22,14 +22,14 @@ class SequenceStep:
 
     ids, positions [t]: the tokens computed, at their logical indices, ascending.
     slots [n]: the sequence's list up to and including the last of them; all have a slot.
-    turned: whether any of these stands elsewhere than where it was written.
+    delta [n]: how far each of these stands from where it was written; None if all stand there.
     sampled: whether the last position's logits are wanted.
     """
 
     ids: NDArray[np.int32]
     positions: NDArray[np.int64]
     slots: Slots
-    turned: bool
+    delta: NDArray[np.int32] | None
     sampled: bool
 
 
@@ -42,10 +42,11 @@ class Batch:
     write_slots: Tensor  # [T] int64
     q_indptr: Tensor  # [B + 1]
     q_index: Tensor  # [T]
-    kv_indptr: Tensor  # [B + 1]
+    kv_start: Tensor  # [B]
+    kv_len: Tensor  # [B]
     kv_slots: Tensor  # [N]
+    kv_delta: Tensor | None  # [N]; None if every delta is 0
     sampled: Tensor  # [number of sampled rows] int64, rows of T
-    turned: bool
     decode: bool  # every sequence has one query, at the end of its list
     max_len: int
 
@@ -58,6 +59,9 @@ class Batch:
         write = np.concatenate([step.slots[step.positions] for step in steps])
         sampled = [int(end) - 1 for step, end in zip(steps, q_indptr[1:], strict=True) if step.sampled]
 
+        turned = any(step.delta is not None for step in steps)
+        deltas = [np.zeros(len(step.slots), np.int32) if step.delta is None else step.delta for step in steps]
+
         def put(array: NDArray[np.generic] | list[int], dtype: torch.dtype) -> Tensor:
             return torch.as_tensor(array, dtype=dtype).to(device, non_blocking=True)
 
@@ -67,10 +71,11 @@ class Batch:
             write_slots=put(write, torch.int64),
             q_indptr=put(q_indptr, torch.int32),
             q_index=put(positions, torch.int32),
-            kv_indptr=put(np.concatenate([[0], np.cumsum(kv_lengths)]), torch.int32),
+            kv_start=put(np.cumsum([0, *kv_lengths[:-1]]), torch.int32),
+            kv_len=put(kv_lengths, torch.int32),
             kv_slots=put(np.concatenate([step.slots for step in steps]), torch.int32),
+            kv_delta=put(np.concatenate(deltas), torch.int32) if turned else None,
             sampled=put(sampled, torch.int64),
-            turned=any(step.turned for step in steps),
             decode=all(length == 1 for length in q_lengths),
             max_len=max(kv_lengths),
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leyline_kernels import reference as kernels
-from leyline_server.cache.pool import Pool
+from leyline_server.cache.slots import SlotTable
 from leyline_server.edit.rows import Rows
 from leyline_server.model.rotary_probe import RotaryProbe
 from tests.engine.harness import Rig, random_ids
@@ -55,8 +55,8 @@ def test_magnitude_applied_twice(loaded, unpatched, variant, monkeypatch):
 
 @pytest.mark.parametrize("off_by", [1, -1])
 def test_a_shift_off_by_one(loaded, unpatched, variant, monkeypatch, off_by):
-    place = Pool.place
-    monkeypatch.setattr(Pool, "place", lambda pool, slots, positions: place(pool, slots, positions + off_by))
+    allocate = SlotTable.allocate
+    monkeypatch.setattr(SlotTable, "allocate", lambda table, positions: allocate(table, positions + off_by))
     assert _error(loaded(variant), unpatched(variant)) > LARGE
 
 

@@ -18,6 +18,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GAP = 3
+"""Places of the table around each list that belong to nobody."""
+
+RUNS = ((0, 16), (-7, 21), (130, 27), (0, 16), (-300, 40))
+"""delta, entries: in tiles of 16 zero, uniform, mixed, uniform, zero again, uniform, .."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +33,34 @@ class Batch:
     q_pe: Tensor
     c_kv: Tensor
     k_pe: Tensor
-    written_at: Tensor
-    kv_indptr: Tensor
+    kv_start: Tensor
+    kv_len: Tensor
     kv_slots: Tensor
+    kv_delta: Tensor | None
     inv_freq: Tensor
     layout: str
     scale: float
-    turned: bool = True
 
     def args(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def but(self, **changes: Any) -> Batch:
         return replace(self, **changes)
+
+
+def _deltas(kind: str, length: int) -> Tensor:
+    """[length] int32, as `batch` names them."""
+    if kind == "uniform":
+        return -torch.randint(1, 700, (1,), device=DEVICE).int().expand(length)
+    if kind == "all-different":
+        moved = torch.arange(length, device=DEVICE) >= length // 3
+        return (moved * torch.randint(-700, 700, (length,), device=DEVICE)).int()
+    if kind == "pieces":
+        delta, count = torch.tensor(RUNS, device=DEVICE).unbind(1)
+        run = delta.repeat_interleave(count)
+        return run.repeat(length // len(run) + 1)[:length].int()
+    assert kind in ("zero", "none")
+    return torch.zeros(length, device=DEVICE).int()
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +85,14 @@ def inv_freq() -> Callable[[int], Tensor]:
 def batch(inv_freq: Callable[[int], Tensor]) -> Callable[..., Batch]:
     """Makes a batch whose scores have unit deviation, so that softmax is neither uniform nor one-hot.
 
-    Pool rows that no list holds are NaN, and hold a written_at of nonsense. Slots are scattered. Of each list, a
-    third of the entries stand where they were written (tiles with and without turning), the rest was moved.
+    Pool rows that no list holds are NaN. Slots are scattered. The lists lie in a table, the last one first, with
+    gaps in which the slots are -1 and the deltas nonsense. `deltas` names how the entries of each list were moved:
+
+    zero          none was, and kv_delta is given
+    none          none was, and kv_delta is None
+    uniform       all by one delta, another for each list
+    pieces        as edits leave them: runs of one delta, of either sign, that end anywhere in a tile
+    all-different a third of each list stands where it was written, each other entry was moved by another delta
     """
 
     def make(
@@ -77,33 +103,39 @@ def batch(inv_freq: Callable[[int], Tensor]) -> Callable[..., Batch]:
         layout: str = "interleaved",
         num_queries: int | None = None,
         dtype: torch.dtype = torch.float32,
-        turned: bool = True,
+        deltas: str = "pieces",
     ) -> Batch:
         total = sum(lens)
         num_slots = total + 7
         slots = torch.randperm(num_slots, device=DEVICE)[:total]
         c_kv = torch.full((num_slots, rank), torch.nan, dtype=dtype, device=DEVICE)
         k_pe = torch.full((num_slots, rope), torch.nan, dtype=dtype, device=DEVICE)
-        written_at = torch.full((num_slots,), 2**30, dtype=torch.int32, device=DEVICE)
         c_kv[slots] = torch.randn(total, rank, dtype=dtype, device=DEVICE)
         k_pe[slots] = torch.randn(total, rope, dtype=dtype, device=DEVICE)
-        index = torch.cat([torch.arange(n, device=DEVICE) for n in lens])
-        moved = index >= torch.tensor(lens, device=DEVICE).repeat_interleave(torch.tensor(lens, device=DEVICE)) // 3
-        elsewhere = torch.randint(0, 700, (total,), device=DEVICE)
-        written_at[slots] = torch.where(moved & turned, elsewhere, index).int()
+        starts, size = [0] * len(lens), GAP
+        for b in reversed(range(len(lens))):
+            starts[b] = size
+            size += lens[b] + GAP
+        kv_slots = torch.full((size,), -1, dtype=torch.int32, device=DEVICE)
+        kv_delta = torch.full((size,), 2**30, dtype=torch.int32, device=DEVICE)
+        place = torch.cat(
+            [torch.arange(start, start + n, device=DEVICE) for start, n in zip(starts, lens, strict=True)]
+        )
+        kv_slots[place] = slots.int()
+        kv_delta[place] = torch.cat([_deltas(deltas, n) for n in lens])
         n = len(lens) if num_queries is None else num_queries
         return Batch(
             q_latent=torch.randn(n, heads, rank, dtype=dtype, device=DEVICE),
             q_pe=torch.randn(n, heads, rope, dtype=dtype, device=DEVICE),
             c_kv=c_kv,
             k_pe=k_pe,
-            written_at=written_at,
-            kv_indptr=torch.tensor([0, *lens], device=DEVICE).cumsum(0).int(),
-            kv_slots=slots.int(),
+            kv_start=torch.tensor(starts, device=DEVICE).int(),
+            kv_len=torch.tensor(lens, device=DEVICE).int(),
+            kv_slots=kv_slots,
+            kv_delta=None if deltas == "none" else kv_delta,
             inv_freq=inv_freq(rope),
             layout=layout,
             scale=(rank + rope) ** -0.5,
-            turned=turned,
         )
 
     return make

@@ -18,9 +18,14 @@ from leyline_kernels import reference
 TIGHT = 5e-6
 """What fp32 sums in another order differ by, relative."""
 
+WRONG = 0.01
+"""Less than any mistake here errs by: keys turned one position too far 0.04."""
+
 LENS = (37, 1, 0, 53)
 SHAPES = [(1, 24, 16, 3), (3, 40, 32, 1), (16, 128, 64, 2), (21, 33, 16, 1)]
 """heads, rank, rope, splits."""
+
+MOVED = ["uniform", "pieces", "all-different"]
 
 MakeBatch = Callable[..., Any]
 Measure = Callable[[Tensor, Tensor], float]
@@ -46,9 +51,11 @@ def kernels(on_triton: None) -> Any:
 
 
 @pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
+@pytest.mark.parametrize("deltas", MOVED)
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
 def test_decode_equals_its_twin(
     layout: str,
+    deltas: str,
     heads: int,
     rank: int,
     rope: int,
@@ -57,17 +64,22 @@ def test_decode_equals_its_twin(
     kernels: Any,
     relative_error: Measure,
 ) -> None:
-    b = batch(LENS, heads, rank, rope, layout)
+    b = batch(LENS, heads, rank, rope, layout, deltas=deltas)
     got, want = kernels.decode(**b.args(), num_splits=num_splits), reference.decode(**b.args())
     assert relative_error(got, want) < TIGHT
     assert got[2].eq(0).all(), "a sequence without entries"
-    assert relative_error(reference.decode(**b.but(turned=False).args()), want) > 0.05, "rotation off"
+    for wrong in (None, b.kv_delta + 1, -b.kv_delta):
+        other = b.but(kv_delta=wrong).args()
+        assert relative_error(reference.decode(**other), want) > WRONG, "the twin's rotation is wrong"
+        assert relative_error(kernels.decode(**other, num_splits=num_splits), want) > WRONG, "rotation is wrong"
 
 
 @pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
+@pytest.mark.parametrize("deltas", MOVED)
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
 def test_extend_equals_its_twin(
     layout: str,
+    deltas: str,
     heads: int,
     rank: int,
     rope: int,
@@ -78,13 +90,15 @@ def test_extend_equals_its_twin(
     device: str,
 ) -> None:
     counts = (9, 1, 0, 11)
-    b = batch(LENS, heads, rank, rope, layout, num_queries=sum(counts))
+    b = batch(LENS, heads, rank, rope, layout, num_queries=sum(counts), deltas=deltas)
     q_indptr, q_index = queries(LENS, counts, device)
     args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
     got, want = kernels.extend(**args, num_splits=num_splits), reference.extend(**args)
     assert relative_error(got, want) < TIGHT
     shifted = args | {"q_index": (q_index - 1).clamp(min=0)}
-    assert relative_error(reference.extend(**shifted), want) > 0.05, "the causal mask off by one"
+    assert relative_error(reference.extend(**shifted), want) > WRONG, "the causal mask off by one"
+    still = args | {"kv_delta": None}
+    assert relative_error(kernels.extend(**still, num_splits=num_splits), want) > WRONG, "rotation off"
 
 
 def test_many_short_sequences_find_their_blocks(
@@ -110,11 +124,11 @@ def test_lengths_at_the_edges_of_tiles(
 
 def test_a_scrambled_slot_table_gives_the_same_bits(batch: MakeBatch, kernels: Any, device: str) -> None:
     b = batch(LENS)
+    # Place j of the table gets slot j, in gaps too: they are not read.
     order = b.kv_slots.long()
     ordered = b.but(
         c_kv=b.c_kv[order],
         k_pe=b.k_pe[order],
-        written_at=b.written_at[order],
         kv_slots=torch.arange(len(order), device=device).int(),
     )
     assert not torch.equal(b.kv_slots, ordered.kv_slots)
@@ -129,16 +143,16 @@ def test_a_scrambled_slot_table_gives_the_same_bits(batch: MakeBatch, kernels: A
 def test_entries_without_kv_are_never_read(
     batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
 ) -> None:
-    """Pending entries behind the queries hold -1; so may a table kept longer than the batch needs."""
+    """Pending entries behind the queries hold -1, as do the gaps of the table."""
     lens, counts = (30, 44), (6, 4)
     b = batch(lens, num_queries=sum(counts))
     q_indptr = torch.tensor([0, 6, 10], device=device).int()
     q_index = torch.tensor([3, 0, 11, 8, 5, 2, 17, 18, 19, 20], device=device).int()
     args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
     want = reference.extend(**args)
-    holes = torch.cat([b.kv_slots, b.kv_slots[:5]])
-    holes[12:30] = -1
-    holes[30 + 21 :] = -1
+    holes = b.kv_slots.clone()
+    for start, length, seen in zip(b.kv_start.tolist(), lens, (12, 21), strict=True):
+        holes[start + seen : start + length] = -1
     args["kv_slots"] = holes
     # Row -1 is NaN to a pointer (the row in front) and to torch (the last row): if it is read, it shows.
     for pool in ("c_kv", "k_pe"):
@@ -152,7 +166,7 @@ def test_an_extend_of_last_queries_is_a_decode(batch: MakeBatch, kernels: Any, r
     lens = (5, 33, 16)
     b = batch(lens)
     q_indptr = torch.arange(4, device=b.kv_slots.device).int()
-    q_index = (b.kv_indptr[1:] - b.kv_indptr[:-1] - 1).int()
+    q_index = b.kv_len - 1
     want = reference.decode(**b.args())
     for module in (reference, kernels):
         assert relative_error(module.extend(**b.args(), q_indptr=q_indptr, q_index=q_index), want) < TIGHT
@@ -160,9 +174,15 @@ def test_an_extend_of_last_queries_is_a_decode(batch: MakeBatch, kernels: Any, r
 
 def test_unmoved_keys_need_no_turning(batch: MakeBatch, kernels: Any) -> None:
     """With every delta 0 the two paths give the same bits, so the host may promise it or not."""
-    b = batch(LENS, turned=False)
+    b = batch(LENS, deltas="zero")
     for decode in (reference.decode, kernels.decode):
-        assert torch.equal(decode(**b.args()), decode(**b.but(turned=True).args()))
+        assert torch.equal(decode(**b.args()), decode(**b.but(kv_delta=None).args()))
+
+
+def test_a_promise_of_no_deltas_is_believed(batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
+    b = batch(LENS, deltas="none")
+    assert b.kv_delta is None
+    assert relative_error(kernels.decode(**b.args()), reference.decode(**b.args())) < TIGHT
 
 
 def test_strided_views_as_the_engine_passes_them(

@@ -24,8 +24,18 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=[
 LAYOUTS = pytest.mark.parametrize("layout", ["interleaved", "halves"])
 
 
-def make(lens: list[int], num_queries: int, dtype: torch.dtype, layout: str, moved: bool = True) -> dict[str, Any]:
-    """Arguments of `decode` over scattered slots; but for an eighth, each list moved; unused rows are NaN."""
+def make(
+    lens: list[int],
+    num_queries: int,
+    dtype: torch.dtype,
+    layout: str,
+    deltas: str | None = "pieces",
+    room: int | None = None,
+) -> dict[str, Any]:
+    """Arguments of `decode` over scattered slots, in a table with room behind each list; unused rows are NaN.
+
+    deltas: "uniform" one delta a list, "pieces" another about every 700 entries, "all-different", None: kv_delta=None.
+    """
     device = "cuda"
     total = sum(lens)
     slots = torch.randperm(total + 100, device=device)[:total]
@@ -33,22 +43,27 @@ def make(lens: list[int], num_queries: int, dtype: torch.dtype, layout: str, mov
     k_pe = torch.full((total + 100, ROPE), torch.nan, dtype=dtype, device=device)
     c_kv[slots] = torch.randn(total, RANK, dtype=dtype, device=device)
     k_pe[slots] = torch.randn(total, ROPE, dtype=dtype, device=device)
-    index = torch.cat([torch.arange(n, device=device) for n in lens])
-    late = torch.cat([torch.arange(n, device=device) >= n // 8 for n in lens])
-    written_at = torch.full((total + 100,), -(2**30), dtype=torch.int32, device=device)
-    written_at[slots] = (index + (late & moved) * torch.randint(-999, 999, (total,), device=device)).int()
+    room = max(lens) + 50 if room is None else room
+    start = torch.arange(len(lens), device=device) * room
+    place = torch.cat([at + torch.arange(n, device=device) for at, n in zip(start, lens, strict=True)])
+    kv_slots = torch.full((len(lens) * room,), -1, dtype=torch.int32, device=device)
+    kv_slots[place] = slots.int()
+    delta = torch.randint(-99_999, 99_999, (len(lens) * room,), device=device).int()
+    if deltas != "all-different":
+        run = room if deltas == "uniform" else 701
+        delta = delta[torch.arange(len(lens) * room, device=device) // run]
     return {
         "q_latent": torch.randn(num_queries, H, RANK, dtype=dtype, device=device),
         "q_pe": torch.randn(num_queries, H, ROPE, dtype=dtype, device=device),
         "c_kv": c_kv,
         "k_pe": k_pe,
-        "written_at": written_at,
-        "kv_indptr": torch.tensor([0, *lens], device=device).cumsum(0).int(),
-        "kv_slots": slots.int(),
+        "kv_start": start.int(),
+        "kv_len": torch.tensor(lens, device=device).int(),
+        "kv_slots": kv_slots,
+        "kv_delta": None if deltas is None else delta,
         "inv_freq": 10_000.0 ** (-torch.arange(0, ROPE, 2, device=device) / ROPE),
         "layout": layout,
         "scale": (RANK + ROPE) ** -0.5,
-        "turned": True,
     }
 
 
@@ -72,7 +87,7 @@ def test_decode(lens: list[int], dtype: torch.dtype, layout: str, record_propert
     error = relative_error(got, want)
     print(f"error decode {lens[0]} x {len(lens)} {dtype} {layout}: {error:.1e}")
     assert error < TOLERANCE[dtype]
-    assert relative_error(leyline_kernels.decode(**args | {"turned": False}), want) > 0.05
+    assert relative_error(leyline_kernels.decode(**args | {"kv_delta": None}), want) > 0.05
     assert torch.equal(leyline_kernels.decode(**args), got)
 
 
@@ -90,7 +105,7 @@ def test_extend(lens: list[int], counts: list[int], dtype: torch.dtype, layout: 
     error = relative_error(got, want)
     print(f"error extend {counts} over {lens} {dtype} {layout}: {error:.1e}")
     assert error < TOLERANCE[dtype]
-    assert relative_error(leyline_kernels.extend(**args | {"turned": False}), want) > 0.05
+    assert relative_error(leyline_kernels.extend(**args | {"kv_delta": None}), want) > 0.05
 
 
 @LAYOUTS
@@ -112,7 +127,7 @@ def test_rotate(dtype: torch.dtype, layout: str) -> None:
 
 def test_one_graph_serves_all_lengths() -> None:
     """Decode is captured once; then lists, lengths and deltas change in place. Padding sequences give zeros."""
-    args = make([3000, 5000, 0], 3, torch.bfloat16, "interleaved")
+    args = make([3000, 5000, 0], 3, torch.bfloat16, "interleaved", room=7000)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         leyline_kernels.decode(**args, max_len=8192)
@@ -121,8 +136,11 @@ def test_one_graph_serves_all_lengths() -> None:
     with torch.cuda.graph(graph):
         out = leyline_kernels.decode(**args, max_len=8192)
     for lens in ([3000, 5000, 0], [1, 6500, 1499], [0, 0, 77]):
-        args["kv_indptr"].copy_(torch.tensor([0, *lens]).cumsum(0))
-        args["kv_slots"].copy_(args["kv_slots"][torch.randperm(8000, device="cuda")])
+        lists = make(lens, 3, torch.bfloat16, "interleaved")
+        args["kv_len"].copy_(lists["kv_len"])
+        for b, (start, n) in enumerate(zip(args["kv_start"].tolist(), lens, strict=True)):
+            args["kv_slots"][start : start + n] = torch.randperm(8000, device="cuda")[:n]
+            args["kv_delta"][start : start + n] = lists["kv_delta"][lists["kv_start"][b] :][:n]
         args["q_latent"].normal_()
         graph.replay()
         assert relative_error(out, reference.decode(**wider(args, torch.bfloat16))) < TOLERANCE[torch.bfloat16]
@@ -141,12 +159,11 @@ def timings() -> None:
     row_bytes = 2 * (RANK + ROPE)
     for count, n in ((1, 8192), (1, 32768), (16, 8192), (16, 32768)):
         args = make([n] * count, count, torch.bfloat16, "interleaved")
-        still = make([n] * count, count, torch.bfloat16, "interleaved", moved=False)
-        for name, a in (("turned", args), ("none turned, checked", still), ("turned=False", still)):
-            a["turned"] = name != "turned=False"
-            line(f"decode {count} x {n} {name}", lambda a=a, n=n: leyline_kernels.decode(**a, max_len=n),
+        for name in ("all-different", "pieces", "uniform", None):
+            args = make([n] * count, count, torch.bfloat16, "interleaved", name)
+            line(f"decode {count} x {n} {name}", lambda a=args, n=n: leyline_kernels.decode(**a, max_len=n),
                  count * n * row_bytes)  # fmt: skip
-        halves = args | {"layout": "halves", "turned": True}
+        halves = args | {"layout": "halves"}
         line(f"decode {count} x {n} turned, halves", lambda a=halves, n=n: leyline_kernels.decode(**a, max_len=n),
              count * n * row_bytes)  # fmt: skip
     for queries, n in ((64, 32768), (2048, 8192)):

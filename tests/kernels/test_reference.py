@@ -58,22 +58,24 @@ class Textbook:
         self.out = torch.einsum("hqk,khv->qhv", score.softmax(-1), v)
 
         slots = torch.randperm(POOL)[:LENGTH]
-        self.written_at = torch.randint(0, 500, (POOL,)).int()
+        written_at = torch.randint(0, 500, (LENGTH,))
         self.c_kv = torch.full((POOL, RANK), torch.nan).double()
         self.k_pe = torch.full((POOL, ROPE), torch.nan).double()
         self.c_kv[slots] = c_kv
-        self.k_pe[slots] = rotated(k_raw, self.written_at[slots], inv_freq, layout)
+        self.k_pe[slots] = rotated(k_raw, written_at, inv_freq, layout)
         self.kv_slots = slots.int()
+        self.kv_delta = (at - written_at).int()
+        self.kv_start, self.kv_len = torch.tensor([0]).int(), torch.tensor([LENGTH]).int()
         self.q_latent = torch.einsum("qhd,hdr->qhr", q_nope, w_uk)
         self.q_pe, self.w_uv, self.inv_freq, self.layout = q_pe, w_uv, inv_freq, layout
 
-    def extend(self, dtype: torch.dtype, turned: bool = True, **changes: Tensor | str) -> Tensor:
+    def extend(self, dtype: torch.dtype, **changes: Tensor | str | None) -> Tensor:
         """[LENGTH, H, V_DIM] through leyline_kernels.extend, which on a CPU is the twin."""
-        whole = torch.tensor([0, LENGTH]).int()
-        args = {name: getattr(self, name) for name in ("written_at", "kv_slots", "inv_freq", "layout")}
+        same = ("kv_start", "kv_len", "kv_slots", "kv_delta", "inv_freq", "layout", "scale")
+        args = {name: getattr(self, name) for name in same}
         args |= {name: getattr(self, name).to(dtype) for name in ("q_latent", "q_pe", "c_kv", "k_pe")}
-        args |= {"q_indptr": whole, "q_index": torch.arange(LENGTH).int(), "kv_indptr": whole, "scale": self.scale}
-        out_latent = leyline_kernels.extend(**(args | changes), turned=turned)
+        args |= {"q_indptr": torch.tensor([0, LENGTH]).int(), "q_index": torch.arange(LENGTH).int()}
+        out_latent = leyline_kernels.extend(**(args | changes))
         assert out_latent.dtype == dtype
         return torch.einsum("qhr,hrv->qhv", out_latent.double(), self.w_uv)
 
@@ -92,13 +94,13 @@ def test_extend_is_textbook_attention(
 
 
 def test_the_controls_fail(textbook: Textbook, layout: str, relative_error: Callable[[Tensor, Tensor], float]) -> None:
-    def error(turned: bool = True, **changes: Tensor | str) -> float:
-        return relative_error(textbook.extend(torch.float64, turned, **changes), textbook.out)
+    def error(**changes: Tensor | str | None) -> float:
+        return relative_error(textbook.extend(torch.float64, **changes), textbook.out)
 
     assert error() < 5e-5
-    assert error(turned=False) > 0.05, "rotation off"
+    assert error(kv_delta=None) > 0.05, "rotation off"
     assert error(layout=OTHER[layout]) > 0.05, "the other layout"
-    assert error(written_at=textbook.written_at + 1) > 0.05, "off by one"
+    assert error(kv_delta=textbook.kv_delta - 1) > 0.05, "off by one"
     assert error(k_pe=textbook.k_pe * 1.3) > 0.05, "magnitude applied twice"
     assert error(inv_freq=textbook.inv_freq * 0.99) > 0.05, "other frequencies"
 
@@ -115,8 +117,8 @@ def test_decode_is_the_last_row_of_extend(
     textbook: Textbook, relative_error: Callable[[Tensor, Tensor], float]
 ) -> None:
     out_latent = reference.decode(
-        textbook.q_latent[-1:], textbook.q_pe[-1:], textbook.c_kv, textbook.k_pe, textbook.written_at,
-        torch.tensor([0, LENGTH]).int(), textbook.kv_slots, textbook.inv_freq, textbook.layout, textbook.scale, True,
+        textbook.q_latent[-1:], textbook.q_pe[-1:], textbook.c_kv, textbook.k_pe, textbook.kv_start, textbook.kv_len,
+        textbook.kv_slots, textbook.kv_delta, textbook.inv_freq, textbook.layout, textbook.scale,
     )  # fmt: skip
     out = torch.einsum("qhr,hrv->qhv", out_latent, textbook.w_uv)
     assert relative_error(out, textbook.out[-1:]) < 5e-5
@@ -127,8 +129,8 @@ def test_a_cpu_needs_no_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, leyline_kernels as k\n"
-        "one = torch.zeros(1, dtype=torch.int32); ends = torch.tensor([0, 1]).int(); x = torch.ones(1, 1, 4)\n"
-        "print(k.decode(x, x, x[0], x[0], one, ends, one, torch.ones(2), 'halves', 1.0, True).sum().item())\n"
+        "at = torch.zeros(1, dtype=torch.int32); n = torch.ones(1).int(); x = torch.ones(1, 1, 4)\n"
+        "print(k.decode(x, x, x[0], x[0], at, n, at, at, torch.ones(2), 'halves', 1.0).sum().item())\n"
     )
     env_path = [p for p in sys.path if p]
     run = subprocess.run(

@@ -29,7 +29,7 @@ MAX_SPLITS = 128
 def attend(
     q_latent, q_pe, exists, last,
     lo, hi,
-    c_kv, stride_c, k_pe, stride_k, written_at, slots, inv_freq, scale_log2,
+    c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
     RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -37,7 +37,7 @@ def attend(
     """Online softmax of BLOCK_M rows over the entries [lo, hi) of one sequence.
 
     q_latent, q_pe: [BLOCK_M] pointers to the rows; exists: [BLOCK_M]; last: [BLOCK_M] highest index seen
-    slots: pointer to the sequence's first entry
+    slots, deltas: pointers to the sequence's first entry; deltas are read only where TURNED
     Returns the unnormalised output [BLOCK_M, BLOCK_RANK], the rows' maxima and sums, all fp32. A row that saw
     nothing has maximum -inf and sum 0.
     """
@@ -61,7 +61,7 @@ def attend(
         c = tl.load(c_kv + slot[:, None] * stride_c + col[None, :], mask=valid[:, None] & in_rank, other=0.0)
         k = tl.load(k_pe + slot[:, None] * stride_k + pe_at[None, :], mask=valid[:, None] & in_rope, other=0.0)
         if TURNED:
-            delta = tl.where(valid, index - tl.load(written_at + slot, mask=valid, other=0), 0)
+            delta = tl.load(deltas + index, mask=valid, other=0)
             if tl.max(tl.abs(delta), axis=0) > 0:
                 angle = angles(delta, inv_freq, ROPE, BLOCK_HALF)
                 k = turn(k, tl.cos(angle), tl.sin(angle), BLOCK_N, BLOCK_HALF, INTERLEAVED)

@@ -29,7 +29,7 @@ from leyline_kernels.reference import RotaryLayout
 @triton.jit
 def _decode_kernel(
     q_latent, stride_ql_b, stride_ql_h, q_pe, stride_qp_b, stride_qp_h,
-    c_kv, stride_c, k_pe, stride_k, written_at, kv_indptr, kv_slots, inv_freq, scale_log2,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, NUM_SPLITS: tl.constexpr,
@@ -41,15 +41,16 @@ def _decode_kernel(
     split = tl.program_id(2)
     exists = head < H
 
-    begin = tl.load(kv_indptr + b)
-    num_entries = tl.load(kv_indptr + b + 1) - begin
+    # int64: a table of many rows has more places than int32 counts bytes of.
+    begin = tl.load(kv_start + b).to(tl.int64)
+    num_entries = tl.load(kv_len + b)
     lo, hi = split_range(num_entries, split, NUM_SPLITS, BLOCK_N)
 
     last = tl.zeros([BLOCK_H], dtype=tl.int32) + (num_entries - 1)
     out, top, total = attend(
         q_latent + b * stride_ql_b + head * stride_ql_h, q_pe + b * stride_qp_b + head * stride_qp_h,
         exists, last, lo, hi,
-        c_kv, stride_c, k_pe, stride_k, written_at, kv_slots + begin, inv_freq, scale_log2,
+        c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
         RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
     )  # fmt: skip
     store_rows(out_latent, part, part_lse, b * H + head, exists, split, out, top, total, RANK, BLOCK_RANK, NUM_SPLITS)
@@ -60,13 +61,13 @@ def decode(
     q_pe: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
     max_len: int | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
@@ -87,15 +88,16 @@ def decode(
         num_splits = choose_splits(num_seqs * head_groups, longest, q_latent.device)
     # Turning adds a load that hangs on another (slot, then written_at): one stage more hides it. 16 x 32k, H200:
     # 507 us with two stages, 400 us with three; without turning two do (227 us).
-    num_stages = 1 if fp32 else 3 if turned else 2
+    num_stages = 1 if fp32 else 3 if kv_delta is not None else 2
     part, part_lse = split_buffers(num_seqs * num_heads, num_splits, rank, q_latent.device)
 
     _decode_kernel[(num_seqs, head_groups, num_splits)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1),
-        c_kv, c_kv.stride(0), k_pe, k_pe.stride(0), written_at, kv_indptr, kv_slots, inv_freq, scale * LOG2_E,
+        c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
         out_latent, part, part_lse,
         H=num_heads, RANK=rank, ROPE=rope,
-        INTERLEAVED=interleaved(layout), TURNED=turned, NUM_SPLITS=num_splits,
+        INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None, NUM_SPLITS=num_splits,
         BLOCK_H=block_h, BLOCK_N=16 if fp32 else 32,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),

@@ -48,7 +48,7 @@ def _find_block(q_indptr, num_seqs, block, BLOCK_Q: tl.constexpr, BLOCK_SEQS: tl
 @triton.jit
 def _extend_kernel(
     q_latent, stride_ql_t, stride_ql_h, q_pe, stride_qp_t, stride_qp_h, q_indptr, q_index, num_seqs,
-    c_kv, stride_c, k_pe, stride_k, written_at, kv_indptr, kv_slots, inv_freq, scale_log2,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, NUM_SPLITS: tl.constexpr,
@@ -68,15 +68,16 @@ def _extend_kernel(
     exists = (t < tl.load(q_indptr + seq + 1)) & (head < H)
     last = tl.load(q_index + t, mask=exists, other=-1)
 
-    begin = tl.load(kv_indptr + seq)
-    num_entries = tl.minimum(tl.load(kv_indptr + seq + 1) - begin, tl.max(last, axis=0) + 1)
+    # int64: a table of many rows has more places than int32 counts bytes of.
+    begin = tl.load(kv_start + seq).to(tl.int64)
+    num_entries = tl.minimum(tl.load(kv_len + seq), tl.max(last, axis=0) + 1)
     lo, hi = split_range(num_entries, split, NUM_SPLITS, BLOCK_N)
 
     t = t.to(tl.int64)
     out, top, total = attend(
         q_latent + t * stride_ql_t + head * stride_ql_h, q_pe + t * stride_qp_t + head * stride_qp_h,
         exists, last, lo, hi,
-        c_kv, stride_c, k_pe, stride_k, written_at, kv_slots + begin, inv_freq, scale_log2,
+        c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
         RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
     )  # fmt: skip
     store_rows(out_latent, part, part_lse, t * H + head, exists, split, out, top, total, RANK, BLOCK_RANK, NUM_SPLITS)
@@ -89,13 +90,13 @@ def extend(
     q_index: Tensor,
     c_kv: Tensor,
     k_pe: Tensor,
-    written_at: Tensor,
-    kv_indptr: Tensor,
+    kv_start: Tensor,
+    kv_len: Tensor,
     kv_slots: Tensor,
+    kv_delta: Tensor | None,
     inv_freq: Tensor,
     layout: RotaryLayout,
     scale: float,
-    turned: bool,
     num_splits: int | None = None,
 ) -> Tensor:
     """See `leyline_kernels.extend`. num_splits: overrides the choice made from the sizes (tests, tuning)."""
@@ -121,10 +122,11 @@ def extend(
     _extend_kernel[(*grid, num_splits)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1),
         q_indptr, q_index, num_seqs,
-        c_kv, c_kv.stride(0), k_pe, k_pe.stride(0), written_at, kv_indptr, kv_slots, inv_freq, scale * LOG2_E,
+        c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
         out_latent, part, part_lse,
         H=num_heads, RANK=rank, ROPE=rope,
-        INTERLEAVED=interleaved(layout), TURNED=turned, NUM_SPLITS=num_splits,
+        INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None, NUM_SPLITS=num_splits,
         BLOCK_Q=block_q, BLOCK_H=block_h, BLOCK_N=16 if fp32 else 32,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
