@@ -37,7 +37,8 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-@triton.jit
+# Not specialised: else the first step of another batch size could compile while a graph is captured.
+@triton.jit(do_not_specialize=["num_pairs"])
 def _group_kernel(
     top_k_index, pair_of_row, expert_of_block, num_blocks, num_pairs,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, PER_TOKEN: tl.constexpr,
@@ -274,28 +275,37 @@ def _few(
     num_pairs = x.shape[0] * per_token
     num_experts, hidden, width = down.shape
     over_gate_up, over_down = tiles or choose_tiles(num_pairs, num_experts, x.dtype)
-    size = over_gate_up.rows
-    # Each expert has at most size - 1 rows of padding, and no block is empty.
-    most = min(num_pairs, num_experts + num_pairs // size)
-    pair_of_row = torch.empty(most * size, dtype=torch.int32, device=x.device)
-    expert_of_block = torch.empty(most, dtype=torch.int32, device=x.device)
-    num_blocks = torch.empty(1, dtype=torch.int32, device=x.device)
-    _group_kernel[(num_experts,)](
-        top_k_index.contiguous(), pair_of_row, expert_of_block, num_blocks, num_pairs,
-        NUM_EXPERTS=num_experts, TOP_K=top_k_index.shape[-1], PER_TOKEN=per_token,
-        ROWS=size, BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128,
-    )  # fmt: skip
-    groups = (pair_of_row, expert_of_block, num_blocks)
+    groups = group(top_k_index, num_experts, per_token, over_gate_up.rows)
     inner = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    _product(x, gate_up, inner, groups, per_token, True, over_gate_up)
+    product(x, gate_up, inner, groups, per_token, True, over_gate_up)
     rows = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
-    _product(inner, down, rows, groups, 1, False, over_down)
+    product(inner, down, rows, groups, 1, False, over_down)
     return rows
 
 
-def _product(
+def group(top_k_index: Tensor, num_experts: int, per_token: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs in blocks of one expert each: pair_of_row [blocks * rows], expert_of_block [blocks], num_blocks [1].
+
+    int32; what lies beyond num_blocks is not written. The last rows of an expert's last block may be -1.
+    """
+    num_pairs = top_k_index.shape[0] * per_token
+    # Each expert has less than a block of padding, and no block is empty.
+    most = min(num_pairs, num_experts + num_pairs // rows)
+    pair_of_row = torch.empty(most * rows, dtype=torch.int32, device=top_k_index.device)
+    expert_of_block = torch.empty(most, dtype=torch.int32, device=top_k_index.device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=top_k_index.device)
+    _group_kernel[(num_experts,)](
+        top_k_index.contiguous(), pair_of_row, expert_of_block, num_blocks, num_pairs,
+        NUM_EXPERTS=num_experts, TOP_K=top_k_index.shape[-1], PER_TOKEN=per_token,
+        ROWS=rows, BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128,
+    )  # fmt: skip
+    return pair_of_row, expert_of_block, num_blocks
+
+
+def product(
     x: Tensor, weight: Tensor, out: Tensor, groups: tuple[Tensor, ...], per_row: int, gated: bool, tiles: Tiles
 ) -> None:
+    """out[pair] = W x[pair // per_row], gated or not, of each pair's expert. Writes all of out."""
     n = out.shape[1]
     _product_kernel[(triton.cdiv(n, tiles.n), groups[1].numel())](
         x, x.stride(0), weight, out, *groups,
