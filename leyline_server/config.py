@@ -64,8 +64,13 @@ class ServerConfig(BaseSettings):
     max_context: int | None = Field(
         default=None, ge=16, description="tokens in one session; unset: what model and pool allow"
     )
-    prefill_chunk: int = Field(default=512, ge=1, description="tokens computed in one step, all sessions together")
+    prefill_chunk: int | None = Field(
+        default=None,
+        ge=1,
+        description="pending tokens computed in one step, all sessions together; unset: 2048 on a GPU, 512 on a CPU",
+    )
     max_sessions: int = Field(default=1024, ge=1, description="sessions held at once")
+    max_running: int = Field(default=64, ge=1, description="requests computed at once; others wait")
     max_queue: int = Field(default=64, ge=1, description="requests that may wait for slots, and calls for one session")
     session_ttl: float = Field(default=3600, gt=0, description="seconds without a call after which a session is closed")
     default_max_tokens: int = Field(default=1024, ge=1, description="tokens of a Generate that names no max_tokens")

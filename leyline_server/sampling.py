@@ -1,13 +1,17 @@
-"""From logits to a token: temperature, top-k, top-p and a seed.
+"""From logits to tokens: temperature, top-k, top-p and a seed, for all rows of a step at once.
 
-Owns the sampling of one sequence's next token. It does not know sessions; the engine keeps one `Sampler` a request.
+Owns the draw. A request's numbers come from its seed and the count of tokens before this one, nothing else: the same
+seed and logits give the same tokens, whatever shares the step and wherever it runs.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,31 +30,54 @@ class SamplingParams:
 
 
 class Sampler:
-    """Draws one request's tokens. The same seed and logits give the same tokens, whatever else is in the batch."""
+    """One request's parameters, and the uniform number behind each of its tokens."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._params = params
-        self._generator = torch.Generator()
-        if params.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(params.seed)
+        self.params = params
+        self._seed = secrets.randbits(64) if params.seed is None else params.seed
 
-    def sample(self, logits: Tensor) -> int:
-        """logits [vocab] fp32, finite or -inf. Draws on the host, in fp32."""
-        params = self._params
-        if params.temperature == 0.0:
-            return int(logits.argmax())
-        scores = logits.cpu()
-        scores = (scores - scores.max()) / max(params.temperature, _MIN_TEMPERATURE)
-        if params.top_k:
-            kth = scores.topk(min(params.top_k, len(scores))).values[-1]
-            scores = scores.masked_fill(scores < kth, float("-inf"))
-        probabilities = scores.softmax(-1)
-        if params.top_p < 1.0:
-            # Nucleus sampling (Holtzman et al., arXiv 1904.09751): the smallest set whose mass reaches top_p.
-            ordered, order = probabilities.sort(descending=True)
-            outside = ordered.cumsum(-1) - ordered >= params.top_p
-            outside[0] = False  # a top_p that is 0 in fp32 still leaves the likeliest
-            probabilities[order[outside]] = 0.0
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+    def uniform(self, index: int) -> float:
+        """In [0, 1), for the token `index` of the request."""
+        # Philox is a counter-based generator (Salmon et al., SC 2011): any index without the ones before it.
+        return float(np.random.Generator(np.random.Philox(key=self._seed % (1 << 64), counter=index)).random())
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """logits [B, vocab] -> the likeliest ids [B] int64."""
+    return logits.argmax(-1)
+
+
+def draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequence[int]) -> Tensor:
+    """Ids [B] int64 from logits [B, vocab] fp32, finite or -inf: row i is token `indices[i]` of request i.
+
+    Greedy rows may stand among them. Never synchronises with the device.
+    """
+    params = [sampler.params for sampler in samplers]
+    host = torch.tensor(
+        [
+            [p.temperature, p.top_p, p.top_k, 0.0 if s.greedy else s.uniform(i)]
+            for p, s, i in zip(params, samplers, indices, strict=True)
+        ],
+        dtype=torch.float32,
+    )
+    if logits.is_cuda:
+        host = host.pin_memory()
+    temperature, top_p, top_k, uniform = host.to(logits.device, non_blocking=True)[..., None].unbind(1)  # each [B, 1]
+    ordered, order = logits.sort(-1, descending=True)
+    scores = (ordered - ordered[:, :1]) / temperature.clamp(min=_MIN_TEMPERATURE)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    scores = scores.masked_fill((top_k > 0) & (rank >= top_k), float("-inf"))
+    probabilities = scores.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    # Nucleus sampling (Holtzman et al., arXiv 1904.09751): the smallest set whose mass reaches top_p. The likeliest
+    # stays, also with a top_p that is 0 in fp32.
+    outside = (top_p < 1.0) & (before >= top_p) & (rank > 0)
+    mass = probabilities.masked_fill(outside, 0.0).cumsum(-1)
+    # The first whose mass exceeds a uniform share of the whole; never one without probability of its own.
+    chosen = (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    chosen = torch.where(temperature == 0.0, torch.zeros_like(chosen), chosen)
+    return order.gather(-1, chosen)[:, 0]

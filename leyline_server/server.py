@@ -30,7 +30,7 @@ from leyline_server.service import LeylineService
 from leyline_server.sessions.host import Host
 from leyline_server.sessions.session import ServedFormat, Serving
 from leyline_server.sessions.store import SessionStore
-from leyline_server.sizing import choose_context, choose_device, choose_dtype, choose_slots
+from leyline_server.sizing import choose_chunk, choose_context, choose_device, choose_dtype, choose_slots, what_fits
 from leyline_server.worker import EngineThread
 
 TINY = Path(__file__).parent / "assets" / "tiny"
@@ -54,13 +54,17 @@ class Parts:
     info: pb.GetServerInfoResponse
 
 
-def build(config: ServerConfig) -> Parts:
-    """Loads the model and makes everything up to the sessions. Raises ModelRefused, TokenizerError, SettingsError."""
+def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
+    """Loads the model, or takes one, and makes everything up to the sessions.
+
+    Raises ModelRefused, TokenizerError, SettingsError, and MemoryError when there is no room for a pool.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config.device)
-    path = str(TINY) if config.model == "tiny" else config.model
-    model = load(path, choose_dtype(config.dtype, device), device)
+    if model is None:
+        device = choose_device(config.device)
+        path = str(TINY) if config.model == "tiny" else config.model
+        model = load(path, choose_dtype(config.dtype, device), device)
     tokenizer = TextTokenizer.from_dir(model.path)
     format = select_format(
         tokenizer,
@@ -71,12 +75,16 @@ def build(config: ServerConfig) -> Parts:
     )
     num_slots = choose_slots(config, model)
     max_context = choose_context(config, model, num_slots)
+    chunk = choose_chunk(config, model.device)
+    _log.info(what_fits(model, num_slots, max_context, config.max_running, chunk))
     engine = LocalEngine(
         model,
         num_slots,
-        config.prefill_chunk,
+        chunk,
         config.max_queue,
         min(tokenizer.vocab_size, model.config.vocab_size),
+        max_context,
+        config.max_running,
     )
     limits = pb.Limits(
         max_context=max_context,

@@ -1,6 +1,6 @@
-"""How large the pool is and where it lives, from what the machine has.
+"""How large pool and steps are and where they live, from what the machine has.
 
-Owns these three choices. Asks torch and the operating system; changes nothing.
+Owns these choices. Asks torch and the operating system; changes nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ def choose_slots(config: ServerConfig, model: LoadedModel) -> int:
     return slots
 
 
+def choose_chunk(config: ServerConfig, device: torch.device) -> int:
+    """Pending tokens in one step. A GPU needs many to be busy; on a CPU they would hold up the others' tokens."""
+    return config.prefill_chunk or (2048 if device.type == "cuda" else 512)
+
+
 def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> int:
     """Tokens in one session: as asked, or what model and pool allow. Raises SettingsError for more than that."""
     positions = int(model.config.max_position_embeddings)
@@ -56,6 +61,15 @@ def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> 
         if config.max_context > bound:
             raise SettingsError(f"max_context {config.max_context} is beyond {what}: {bound}")
     return config.max_context
+
+
+def what_fits(model: LoadedModel, num_slots: int, max_context: int, max_running: int, chunk: int) -> str:
+    """One line for whoever starts the server."""
+    shape = model.config
+    row = Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
+    size = f"{num_slots * row / 1e9:,.1f} GB, {row:,} bytes a token"
+    holds = f"{num_slots // max_context:,} sessions of {max_context:,} tokens, or {num_slots // 1024:,} of 1,024"
+    return f"pool of {size}: {holds}; {max_running} requests run at once, {chunk:,} pending tokens a step"
 
 
 def _free_bytes(device: torch.device) -> int:

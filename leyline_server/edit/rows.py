@@ -93,6 +93,11 @@ class Rows:
         index = np.arange(len(self), dtype=np.int32)
         return (self.slots >= 0) & (table.written_at[self.slots] != index)
 
+    def delta(self, table: SlotTable) -> NDArray[np.int32]:
+        """[n]: by how much each entry's key is to be turned; 0 where it is pending."""
+        index = np.arange(len(self), dtype=np.int32)
+        return np.where(self.slots >= 0, index - table.written_at[self.slots], 0).astype(np.int32)
+
     def note_contexts(self, table: SlotTable, index: NDArray[np.int64]) -> None:
         """Writes the contexts of freshly computed entries: those up to the first inexact entry are exact."""
         table.context[self.slots[index]] = self.contexts[index]

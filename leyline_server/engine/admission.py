@@ -1,7 +1,8 @@
 """Who may run: the queue, the reservation of slots, and who gives way.
 
-Owns the running and the waiting requests. A request runs once everything it may still allocate fits beside what the
-running ones hold and may still allocate; so a running request never finds the pool full. First come, first served.
+Owns the running and the waiting requests and the rows of the request table. A request runs once everything it may
+allocate fits beside what the running ones hold and may allocate; so a running request never finds the pool full. First
+come, first served.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from numpy.typing import NDArray
 
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import PENDING, OutOfSlots, Slots
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
-from leyline_server.engine.requests import LocalRequest, SequenceState
+from leyline_server.engine.requests import LocalRequest
+from leyline_server.engine.sequence import SequenceState
 
 
 class Admission:
-    def __init__(self, cache: KVCache, sequences: dict[SequenceId, SequenceState], max_queue: int) -> None:
+    def __init__(
+        self, cache: KVCache, requests: RequestTable, sequences: dict[SequenceId, SequenceState], max_queue: int
+    ) -> None:
         self._cache = cache
+        self._requests = requests
         self._sequences = sequences
         self._max_queue = max_queue
+        # How many running requests held a slot when they were admitted: two may share a prefix.
+        self._held_by = np.zeros(cache.table.num_slots, np.int32)
+        self._reserved = 0
         self.queue: deque[LocalRequest] = deque()
         self.running: list[LocalRequest] = []
 
@@ -30,7 +39,7 @@ class Admission:
         """Queues a request. Raises POOL_EXCEEDED when it can never fit, QUEUE_FULL when too many wait."""
         state = request.sequence
         rows = state.rows
-        needed = len(rows) + request.still_needs - rows.num_pending
+        needed = len(rows) + request.needs - rows.num_pending
         limit = self._cache.table.num_slots
         if needed > limit:
             raise Refusal(
@@ -73,19 +82,35 @@ class Admission:
         return bool(cancelled)
 
     def finish(self, request: LocalRequest, reason: EndReason, error: Refusal | None) -> None:
-        """Takes a request off and tells its listener. Its sequence keeps every row that a step committed."""
+        """Takes a request off and tells its listener. Its sequence keeps every row that was committed."""
         state = request.sequence
-        if request in self.running:
-            self.running.remove(request)
+        for share in request.shares:
+            share.dropped = True
+            self._cache.release(share.slots)
+        request.shares.clear()
         if len(request.old_last):
             # Ended before its last entry was computed anew: the old row stands again.
             last = len(state.rows) - 1
             assert state.rows.slots[last] == PENDING
             state.rows = state.rows.filled(np.array([last]), request.old_last)
+            self._held_by[request.old_last] -= 1
             request.old_last = request.old_last[:0]
+        if request.row is not None:
+            self.running.remove(request)
+            self._requests.give(request.row)
+            self._held_by[request.held] -= 1
+            self._reserved -= request.reserved
+            request.row = None
         state.request = None
         state.used = self._cache.tick()
         request.listener.ended(reason, error)
+
+    def replaced_last(self, request: LocalRequest) -> None:
+        """The last entry was computed anew: its old row goes."""
+        old, request.old_last = request.old_last, request.old_last[:0]
+        if len(old):
+            self._held_by[old] -= 1
+            self._cache.release(old)
 
     def allocate(self, positions: NDArray[np.int32]) -> Slots:
         """Slots for a step's rows: caches give way first, then idle sequences, least recently used first."""
@@ -96,25 +121,45 @@ class Admission:
                 if not self._evict_idle():
                     raise
 
+    def check_integrity(self) -> None:
+        """Asserts that what is reserved, and what lies on the device, is what the running requests have."""
+        held_by = np.zeros_like(self._held_by)
+        for request in self.running:
+            held_by[request.held] += 1
+            held_by[request.old_last] += 1
+            rows = request.sequence.rows
+            assert request.row is not None
+            self._requests.check_integrity(request.row, rows.slots, rows.delta(self._cache.table))
+        assert np.array_equal(held_by, self._held_by), "slots are noted as held by requests that don't run"
+        assert self._reserved == sum(request.reserved for request in self.running)
+        assert len(self.running) + self._requests.num_free == self._requests.num_rows
+
     def _fits(self, *requests: LocalRequest) -> bool:
         """Whether these can run beside those that do."""
-        together = [*self.running, *requests]
-        busy = np.unique(np.concatenate([slots for r in together for slots in (r.sequence.rows.slots, r.old_last)]))
-        reserved = sum(r.still_needs for r in together)
-        return int(np.count_nonzero(busy >= 0)) + reserved <= self._cache.table.num_slots
+        if len(requests) > self._requests.num_free:
+            return False
+        held = self._held_by > 0
+        for request in requests:
+            slots = request.sequence.rows.slots
+            held[slots[slots >= 0]] = True
+        reserved = self._reserved + sum(request.needs for request in requests)
+        return int(np.count_nonzero(held)) + reserved <= self._cache.table.num_slots
 
     def _start(self, request: LocalRequest) -> None:
         state = request.sequence
         rows = state.rows
         before = rows.num_pending
         kept = len(rows) - before
+        request.reserved = request.needs
         if request.params is not None and rows.slots[-1] >= 0:
             # Logits come from evaluating the last token against the list as it is now, into a fresh slot.
             request.old_last = rows.slots[-1:].copy()
             state.rows = rows.filled(np.array([len(rows) - 1]), PENDING)
             kept -= 1
         hits = self._take_prefix(state)
-        pending = state.rows.pending
+        rows, pending = state.rows, state.rows.pending
+        delta = rows.delta(self._cache.table)
+        turned = int(np.count_nonzero(delta))
         if not before:
             reason = MissReason.APPEND
         elif state.evicted:
@@ -126,13 +171,20 @@ class Admission:
         report = HitReport(
             prefix_hit=hits,
             kept=kept,
-            turned=int(np.count_nonzero(state.rows.turned(self._cache.table))),
+            turned=turned,
             computed=len(pending),
             first_divergence=int(pending[0]) if len(pending) else None,
             reason=reason,
         )
         state.evicted = state.edited = state.cold = False
-        request.admitted = True
+        request.row = self._requests.take(rows.slots, delta)
+        request.length, request.pending, request.turned = len(rows), pending, turned > 0
+        # A list may hold a slot twice: an indexed += counts it once, and so does the -= at the end.
+        request.held = rows.slots[rows.slots >= 0]
+        self._held_by[request.held] += 1
+        self._held_by[request.old_last] += 1
+        request.reserved -= hits
+        self._reserved += request.reserved
         self.running.append(request)
         request.listener.started(report)
 

@@ -12,7 +12,7 @@ from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.slots import Slots
 from leyline_server.edit.plan import PlannedEdit
 from leyline_server.edit.rows import Contexts
-from leyline_server.engine.requests import SequenceState
+from leyline_server.engine.sequence import SequenceState
 
 
 def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots) -> Contexts:

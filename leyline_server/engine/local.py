@@ -12,6 +12,7 @@ import numpy as np
 
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
+from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import Slots
 from leyline_server.edit.plan import PlannedEdit, plan
 from leyline_server.edit.rows import Contexts, Rows
@@ -27,32 +28,47 @@ from leyline_server.engine.engine import (
     SequenceId,
 )
 from leyline_server.engine.forgetting import forget, held_elsewhere, influenced
-from leyline_server.engine.requests import LocalRequest, SequenceState
+from leyline_server.engine.requests import LocalRequest
+from leyline_server.engine.sequence import SequenceState
 from leyline_server.engine.stepper import Stepper
+from leyline_server.model.batch import HANDICAP, Form
 from leyline_server.model.load import LoadedModel
+from leyline_server.model.runner import Runner
 from leyline_server.sampling import Sampler
 
 
 class LocalEngine:
-    """See `Engine`. `prefill_chunk` bounds the tokens of one step, `max_queue` the requests that wait for slots."""
+    """See `Engine`.
+
+    prefill_chunk: pending entries computed in one step. max_queue: requests that may wait. sampled_vocab: ids below it
+    are sampled. max_context: entries of one sequence that can be computed. max_running: requests at once. ahead: steps
+    are launched before the ones in front of them are read; the default is what the device gains from.
+    """
 
     def __init__(
-        self, model: LoadedModel, num_slots: int, prefill_chunk: int, max_queue: int, sampled_vocab: int
+        self,
+        model: LoadedModel,
+        num_slots: int,
+        prefill_chunk: int,
+        max_queue: int,
+        sampled_vocab: int,
+        max_context: int | None = None,
+        max_running: int = 64,
+        ahead: bool | None = None,
     ) -> None:
-        config = model.config
+        config, device = model.config, model.device
         pool = Pool(
-            config.num_hidden_layers,
-            num_slots,
-            config.kv_lora_rank,
-            config.qk_rope_head_dim,
-            model.dtype,
-            model.device,
+            config.num_hidden_layers, num_slots, config.kv_lora_rank, config.qk_rope_head_dim, model.dtype, device
         )
         self.cache = KVCache(pool)
         self.sequences: dict[SequenceId, SequenceState] = {}
         self._next_id = 1
-        self._admission = Admission(self.cache, self.sequences, max_queue)
-        self._stepper = Stepper(model, self.cache, self._admission, prefill_chunk, sampled_vocab)
+        self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
+        self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP))
+        self.runner.capture()
+        self._admission = Admission(self.cache, self._requests, self.sequences, max_queue)
+        ahead = device.type == "cuda" if ahead is None else ahead
+        self._stepper = Stepper(self.runner, self.cache, self._admission, prefill_chunk, ahead)
         self._rotary = model.rotary
 
     @property
@@ -80,7 +96,7 @@ class LocalEngine:
         return self.cache.release(state.rows.slots)
 
     def length(self, sequence: SequenceId) -> int:
-        return len(self.sequences[sequence].rows)
+        return len(self.sequences[sequence])
 
     def num_pending(self, sequence: SequenceId) -> int:
         return self.sequences[sequence].rows.num_pending
@@ -228,8 +244,10 @@ class LocalEngine:
 
     def check_integrity(self) -> None:
         held = [state.rows.slots for state in self.sequences.values()]
-        held += [request.old_last for request in self._admission.running]
+        for request in self._admission.running:
+            held += [request.old_last, *(share.slots for share in request.shares)]
         self.cache.check_integrity(held)
+        self._admission.check_integrity()
         for state in self.sequences.values():
             rows = state.rows
             upto = rows.exact_upto(self.cache.table)
@@ -238,7 +256,7 @@ class LocalEngine:
             assert np.array_equal(Rows.empty().appended(rows.ids).contexts, rows.contexts), "contexts are stale"
 
     def _add(self, namespace: Namespace, rows: Rows) -> SequenceState:
-        state = SequenceState(self._next_id, namespace, rows, self.cache.tick())
+        state = SequenceState(self._next_id, namespace, rows, self.cache.tick(), self.cache.table)
         self._next_id += 1
         self.sequences[state.id] = state
         return state

@@ -1,161 +1,167 @@
-"""One step: chooses rows, computes them in one packed forward, commits them, samples.
+"""One step: chooses entries, launches them on the device, commits what the step before gave.
 
-Owns the step and nothing that outlives it but its counters. A step's slots belong to their sequences only after the
-forward has returned; when it raises they are released, and the members of the step are run again one by one, so that
-one bad request fails alone.
+Owns the order of things and nothing that outlives a step but its counters. A step has two lanes: every decoding request
+computes one entry, and prefilling ones share up to `prefill_chunk` entries in one packed forward. With `ahead`, step
+N + 1 is launched before N is read, so that the device never waits for listeners; what N turns out to have ended is
+dropped from N + 1. A step's slots belong to their sequences only once it was read. A lane that can't be launched has
+its members launched one by one, so that one bad request fails alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.pool import Pool
-from leyline_server.cache.slots import Slots
-from leyline_server.edit.rows import Rows
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import EndReason
-from leyline_server.engine.requests import LocalRequest
-from leyline_server.model.attention import PoolCache, forward
-from leyline_server.model.batch import Batch, SequenceStep
-from leyline_server.model.load import LoadedModel
+from leyline_server.engine.requests import LocalRequest, Share
+from leyline_server.model.runner import DecodeShare, Outcome, PrefillShare, Runner
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """One request's part of a step: the entries at `index` are computed into `slots`; `rows` is the list with them."""
+class _Launched:
+    """One lane on its way: outcome i is that of share i."""
 
-    request: LocalRequest
-    index: NDArray[np.int64]
-    slots: Slots
-    rows: Rows
+    shares: list[Share]
+    outcome: Outcome
 
-    @property
-    def samples(self) -> bool:
-        return self.request.params is not None and int(self.index[-1]) == len(self.rows) - 1
+
+_Lane = Callable[[Sequence[Share]], Outcome]
 
 
 class Stepper:
-    def __init__(
-        self, model: LoadedModel, cache: KVCache, admission: Admission, prefill_chunk: int, sampled_vocab: int
-    ) -> None:
-        self._model = model
+    def __init__(self, runner: Runner, cache: KVCache, admission: Admission, prefill_chunk: int, ahead: bool) -> None:
+        self._runner = runner
         self._cache = cache
         self._admission = admission
         self._prefill_chunk = prefill_chunk
-        self._sampled_vocab = sampled_vocab
+        self._ahead = ahead
+        self._in_flight: list[_Launched] = []
         self.rows_computed = 0
         self.steps = 0
 
     def step(self) -> bool:
         """See `Engine.step`."""
-        ended = self._admission.admit()
+        acted = self._admission.admit()
         for request in [r for r in self._admission.running if r.cancelled]:
             self._end(request, EndReason.CANCELLED)
-            ended = True
-        for request in [r for r in self._admission.running if not r.sequence.rows.num_pending]:
+            acted = True
+        for request in [r for r in self._admission.running if not (len(r.pending) or r.params)]:
             self._end(request, EndReason.DONE)  # a compute whose entries were all in the prefix tree
-            ended = True
-        chosen = self._choose()
-        if chosen:
-            self._run(chosen)
+            acted = True
+        launched = self._launch()
+        acted = acted or bool(launched or self._in_flight)
+        if self._ahead:
+            launched, self._in_flight = self._in_flight, launched
+        for lane in launched:
+            self._read(lane)
         # What ended without a forward may have freed the slots for which another waits.
-        return ended or bool(chosen)
+        return acted
 
-    def _choose(self) -> list[tuple[LocalRequest, int]]:
-        """Every decode gets its row; prefills, in order of admission, share what that leaves of `prefill_chunk`, and at
-        least one row: neither stalls the other."""
-        running = self._admission.running
-        chosen = [(request, 1) for request in running if request.decoding]
-        budget = max(1, self._prefill_chunk - len(chosen))
-        for request in running:
-            count = 0 if request.decoding else min(request.sequence.rows.num_pending, budget)
+    # ------------------------------------------------------------ launching
+
+    def _launch(self) -> list[_Launched]:
+        """Every decode gets its entry; prefills, in order of admission, share what that leaves of `prefill_chunk`, and
+        at least one entry: neither stalls the other."""
+        decoding = [(r, 1) for r in self._admission.running if r.decodes]
+        budget = max(1, self._prefill_chunk - len(decoding))
+        prefilling = []
+        for request in self._admission.running:
+            count = min(request.to_prefill, budget)
             if count:
-                chosen.append((request, count))
+                prefilling.append((request, count))
                 budget -= count
-        return chosen
+        launched: list[_Launched] = []
+        before = len(launched)
+        self._launch_lane(decoding, self._decode, launched)
+        self._launch_lane(prefilling, self._prefill, launched)
+        self.steps += len(launched) > before
+        return launched
 
-    def _run(self, chosen: list[tuple[LocalRequest, int]]) -> None:
-        shares: list[_Share] = []
+    def _launch_lane(self, chosen: list[tuple[LocalRequest, int]], lane: _Lane, launched: list[_Launched]) -> None:
+        if not chosen:
+            return
+        shares: list[Share] = []
         try:
             for request, count in chosen:
-                shares.append(self._share(request, count))
-            logits = self._forward(shares)
+                index, samples = request.next(count)
+                shares.append(Share(request, index, self._admission.allocate(index.astype(np.int32)), samples))
+            outcome = lane(shares)
         except Exception as error:
             for share in shares:
                 self._cache.release(share.slots)
-            if len(chosen) > 1:
-                for one in chosen:
-                    self._run([one])
-            else:
+            if len(chosen) == 1:
                 self._fail(chosen[0][0], error)
+            for one in chosen if len(chosen) > 1 else ():
+                self._launch_lane([one], lane, launched)
             return
-        sampled = iter(logits)
         for share in shares:
-            self._commit(share, next(sampled) if share.samples else None)
+            share.request.launched += len(share.index)
+            share.request.shares.append(share)
+            self.rows_computed += len(share.index)
+        launched.append(_Launched(shares, outcome))
 
-    def _share(self, request: LocalRequest, count: int) -> _Share:
-        rows = request.sequence.rows
-        index = rows.pending[:count]
-        slots = self._admission.allocate(index.astype(np.int32))
-        return _Share(request, index, slots, rows.filled(index, slots))
+    def _decode(self, shares: Sequence[Share]) -> Outcome:
+        return self._runner.decode([self._decode_share(share) for share in shares])
 
-    def _forward(self, shares: list[_Share]) -> Tensor:
-        steps = []
+    def _decode_share(self, share: Share) -> DecodeShare:
+        request, token = share.request, share.samples
+        assert request.row is not None
+        assert token is not None
+        assert request.sampler is not None
+        forced = request.forced(token - 1)
+        return DecodeShare(
+            request.row, int(share.index[0]), int(share.slots[0]), forced, request.turned, request.sampler, token
+        )
+
+    def _prefill(self, shares: Sequence[Share]) -> Outcome:
+        parts = []
         for share in shares:
-            end = int(share.index[-1]) + 1
-            rows, table = share.rows.truncated(end), self._cache.table
-            delta = np.arange(end, dtype=np.int32) - table.written_at[rows.slots]
-            steps.append(
-                SequenceStep(
-                    ids=share.rows.ids[share.index],
-                    positions=share.index,
-                    slots=share.rows.slots[:end],
-                    delta=delta if rows.turned(table).any() else None,
-                    sampled=share.samples,
-                )
-            )
-        batch = Batch.pack(steps, self._model.device)
-        rotary = self._model.rotary
-        cache = PoolCache(self._cache.pool, batch, rotary.inv_freq, rotary.layout or "halves")
-        logits = forward(self._model.model, cache)[:, : self._sampled_vocab]
-        if not _finite(logits, self._cache.pool, batch):
-            raise FloatingPointError("the model's rows or logits are not finite")
-        self.rows_computed += sum(len(share.index) for share in shares)
-        self.steps += 1
-        return logits
+            request = share.request
+            assert request.row is not None
+            ids = request.sequence.rows.ids[share.index]
+            sampler = None if share.samples is None else request.sampler
+            parts.append(PrefillShare(request.row, ids, share.index, share.slots, request.turned, sampler))
+        return self._runner.prefill(parts)
 
-    def _commit(self, share: _Share, logits: Tensor | None) -> None:
+    # ------------------------------------------------------------ reading
+
+    def _read(self, lane: _Launched) -> None:
+        tokens, finite = lane.outcome.read()
+        for share, token, is_finite in zip(lane.shares, tokens, finite, strict=True):
+            if share.dropped:
+                continue
+            if is_finite:
+                self._commit(share, token)
+            else:
+                self._fail(share.request, FloatingPointError("the model's rows or logits are not finite"))
+
+    def _commit(self, share: Share, sampled: int) -> None:
         request, state = share.request, share.request.sequence
-        share.rows.note_contexts(self._cache.table, share.index)
-        state.rows = share.rows
-        if logits is None:
-            if not state.rows.num_pending:
-                self._end(request, EndReason.DONE)
-            return
-        if len(request.old_last):
-            old, request.old_last = request.old_last, request.old_last[:0]
-            self._cache.release(old)
-        self._sample(request, logits)
-
-    def _sample(self, request: LocalRequest, logits: Tensor) -> None:
-        params, sampler = request.params, request.sampler
-        assert params is not None
-        assert sampler is not None
-        if request.generated == 0:
-            self._publish(request)
-        if request.generated < len(params.force_ids):
-            token = params.force_ids[request.generated]
+        request.shares.remove(share)
+        if share.samples:
+            state.computed(int(share.slots[0]))
         else:
-            token = sampler.sample(logits)
-        state = request.sequence
-        state.rows = state.rows.appended([token])
+            rows = state.rows.filled(share.index, share.slots)
+            rows.note_contexts(self._cache.table, share.index)
+            state.rows = rows
+            if share.samples is None:
+                if request.params is None and not rows.num_pending:
+                    self._end(request, EndReason.DONE)
+                return
+            self._admission.replaced_last(request)
+            self._publish(request)
+        self._tell(request, share.samples, sampled)
+
+    def _tell(self, request: LocalRequest, number: int, sampled: int) -> None:
+        params, forced = request.params, request.forced(number)
+        assert params is not None
+        token = sampled if forced is None else forced
+        request.sequence.appended(token)
         request.generated += 1
         stop = request.listener.token(token)
         if token in params.stop_ids:
@@ -181,9 +187,3 @@ class Stepper:
         if upto:
             now = self._cache.tick()
             self._cache.tree.insert(state.namespace, state.rows.ids[:upto], state.rows.slots[:upto], now)
-
-
-def _finite(logits: Tensor, pool: Pool, batch: Batch) -> bool:
-    """Whether the step's logits and the rows it wrote are numbers: a row that is none would poison all who share it."""
-    rows = (pool.c_kv[:, batch.write_slots], pool.k_pe[:, batch.write_slots])
-    return bool(torch.stack([torch.isfinite(values).all() for values in (logits, *rows)]).all())

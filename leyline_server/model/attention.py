@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 import leyline_kernels
 from leyline_kernels import RotaryLayout
 from leyline_server.cache.pool import Pool
-from leyline_server.model.batch import Batch
+from leyline_server.model.batch import Batch, Expanded, Extend
 
 _NAME = "leyline"
 
@@ -47,8 +47,8 @@ class PoolCache(Cache):
         return 0
 
 
-class _Keys(NamedTuple):
-    """What both kernels attend over, in the order of their arguments."""
+class _Lists(NamedTuple):
+    """What decode and extend attend over, in the order of their arguments."""
 
     c_kv: Tensor
     k_pe: Tensor
@@ -75,15 +75,21 @@ def attend(
 
     Reads the pool, not c_kv and k_pe: `PoolCache.update` has just put them there.
     """
-    pool, batch = leyline.pool, leyline.batch
-    layer_idx = module.layer_idx
+    if isinstance(leyline.batch.queries, Expanded):
+        return _attend_expanded(module, query[0].transpose(0, 1), scaling, leyline, leyline.batch.queries), None
+    return _attend_absorbed(module, query[0], scaling, leyline), None
+
+
+def _attend_absorbed(module: Any, query: Tensor, scale: float, leyline: PoolCache) -> Tensor:
+    """Attends to the latents themselves, with kv_b_proj in query and output: query [H, T, nope + rope]."""
+    pool, batch, layer_idx = leyline.pool, leyline.batch, module.layer_idx
     nope = module.qk_nope_head_dim
-    q_nope, q_pe = query[0].split([nope, query.shape[-1] - nope], dim=-1)
-    weight = module.kv_b_proj.weight.view(query.shape[1], -1, pool.c_kv.shape[-1])
+    q_nope, q_pe = query.split([nope, query.shape[-1] - nope], dim=-1)
+    weight = module.kv_b_proj.weight.view(query.shape[0], -1, pool.c_kv.shape[-1])
     w_uk, w_uv = weight[:, :nope], weight[:, nope:]
-    q_latent = torch.bmm(q_nope, w_uk).transpose(0, 1).contiguous()  # [T, H, rank]
-    q_pe = q_pe.transpose(0, 1).contiguous()
-    over = _Keys(
+    q_latent = torch.bmm(q_nope, w_uk).transpose(0, 1)  # [T, H, rank]
+    q_pe = q_pe.transpose(0, 1)
+    over = _Lists(
         pool.c_kv[layer_idx],
         pool.k_pe[layer_idx],
         batch.kv_start,
@@ -92,13 +98,25 @@ def attend(
         batch.kv_delta,
         leyline.inv_freq,
         leyline.layout,
-        scaling,
+        scale,
     )
-    if batch.decode:
+    if batch.queries is None:
         out = leyline_kernels.decode(q_latent, q_pe, *over, max_len=batch.max_len)
     else:
-        out = leyline_kernels.extend(q_latent, q_pe, batch.q_indptr, batch.q_index, *over)
-    return torch.bmm(out.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)[None], None
+        assert isinstance(batch.queries, Extend)
+        out = leyline_kernels.extend(q_latent, q_pe, batch.queries.q_indptr, batch.queries.q_index, *over)
+    return torch.bmm(out.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)[None]
+
+
+def _attend_expanded(module: Any, query: Tensor, scale: float, leyline: PoolCache, over: Expanded) -> Tensor:
+    """Expands the lists' latents to keys and values of every head: query [T, H, nope + rope]."""
+    pool, layer_idx = leyline.pool, module.layer_idx
+    latent, keys = leyline_kernels.gather(
+        pool.c_kv[layer_idx], pool.k_pe[layer_idx], over.kv_slots, over.kv_delta, leyline.inv_freq, leyline.layout
+    )
+    kv = module.kv_b_proj(latent).view(len(latent), query.shape[1], -1)
+    nope = module.qk_nope_head_dim
+    return leyline_kernels.prefill(query, kv, keys, over.q_indptr, over.q_index, over.kv_indptr, scale, nope)[None]
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -56,16 +56,20 @@ class LoadedModel:
 
 
 def load(path_or_id: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Reads weights (with Hugging Face's progress bar), probes and patches the model. Raises ModelRefused."""
+    """Reads weights (with Hugging Face's progress bar) and prepares the model. Raises ModelRefused."""
     path = _locate(path_or_id)
     config = _read_config(path)
     _check_architecture(config)
-    model = _read_weights(path, dtype).to(device).eval()
-    if device.type == "cuda":
-        fuse(model)
+    return prepare(_read_weights(path, dtype).to(device).eval(), path, digest(path))
+
+
+def prepare(model: PreTrainedModel, path: Path, digest: str) -> LoadedModel:
+    """Probes and patches a model that is on its device and in its dtype. `path` has its tokenizer."""
     rotary = probe(model)
+    if model.device.type == "cuda":
+        fuse(model)
     attention.attach(model)
-    return LoadedModel(model, path, digest(path), rotary)
+    return LoadedModel(model, path, digest, rotary)
 
 
 def _locate(path_or_id: str) -> Path:

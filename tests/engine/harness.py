@@ -1,6 +1,6 @@
 """Drives a `LocalEngine` from a test and records what it says: reports, tokens, and the logits behind each token.
 
-Logits are taken at the sampler, the one place through which each of them passes; the engine runs as it is.
+Logits are taken where the runner samples, the one place through which each of them passes; the engine runs as it is.
 """
 
 from __future__ import annotations
@@ -17,23 +17,30 @@ from leyline_server.engine.engine import EndReason, GenerateParams, HitReport, R
 from leyline_server.engine.local import LocalEngine
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.model.load import LoadedModel
-from leyline_server.sampling import Sampler, SamplingParams
+from leyline_server.sampling import Sampler, SamplingParams, draw
 
 NAMESPACE = ("tenant", "digest")
 VOCAB = 131
 
 
 class RecordingSampler(Sampler):
-    """Keeps the logits it is given, and answers with `forced` ids as long as there are any."""
+    """Never greedy to the runner, so that every row of logits comes by; keeps it."""
 
-    def __init__(self, params: SamplingParams, forced: Sequence[int]) -> None:
+    def __init__(self, params: SamplingParams) -> None:
         super().__init__(params)
-        self.forced = list(forced)
         self.logits: list[Tensor] = []
 
-    def sample(self, logits: Tensor) -> int:
-        self.logits.append(logits.clone())
-        return self.forced.pop(0) if self.forced else super().sample(logits)
+    @property
+    def greedy(self) -> bool:
+        return False
+
+
+def recording_draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequence[int]) -> Tensor:
+    for row, sampler, index in zip(logits, samplers, indices, strict=True):
+        if isinstance(sampler, RecordingSampler):
+            assert index == len(sampler.logits)
+            sampler.logits.append(row.clone())
+    return draw(logits, samplers, indices)
 
 
 @dataclass
@@ -65,7 +72,8 @@ class Run:
         """[tokens, vocab]: row i is what token i was sampled from."""
         assert self.request is not None
         assert isinstance(self.request.sampler, RecordingSampler)
-        return torch.stack(self.request.sampler.logits)
+        # A step that was launched ahead may have been for nothing.
+        return torch.stack(self.request.sampler.logits[: len(self.tokens)])
 
 
 class Rig:
@@ -78,8 +86,10 @@ class Rig:
         prefill_chunk: int = 64,
         max_queue: int = 32,
         check: bool = True,
+        **more: Any,
     ) -> None:
-        self.engine = LocalEngine(model, num_slots, prefill_chunk, max_queue, VOCAB)
+        self.engine = LocalEngine(model, num_slots, prefill_chunk, max_queue, VOCAB, **more)
+        self.engine.runner.draw = recording_draw
         self.check = check
         self.next_edit = 0
 
@@ -100,8 +110,10 @@ class Rig:
         """Queues a Generate whose logits are kept. It runs when `run` or `step` is called."""
         run = Run(stop_after=stop_after)
         sampling = sampling or SamplingParams()
+        if forced:
+            params["force_ids"] = tuple(forced)
         run.request = self.engine.generate(sequence, GenerateParams(max_tokens, sampling, **params), run)
-        run.request.sampler = RecordingSampler(sampling, forced)
+        run.request.sampler = RecordingSampler(sampling)
         return run
 
     def compute(self, sequence: int) -> Run:

@@ -49,7 +49,7 @@ class Pair:
         pool, known = self.rig.engine.cache.pool, torch.as_tensor(rows.slots >= 0)
         assert torch.equal(known, self.oracle.known), "other entries have KV than the oracle's"
         slots = torch.as_tensor(rows.slots)[known].long()
-        delta = known.nonzero()[:, 0] - pool.written_at[slots]
+        delta = known.nonzero()[:, 0] - torch.as_tensor(self.rig.engine.cache.table.written_at)[slots]
         keys = [
             turn(self.oracle.model, k_pe, int(by))
             for k_pe, by in zip(pool.k_pe[:, slots].unbind(1), delta, strict=True)

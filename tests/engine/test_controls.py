@@ -32,7 +32,7 @@ def test_unbroken(loaded, unpatched, variant):
 
 
 def test_rotation_off(loaded, unpatched, variant, monkeypatch):
-    monkeypatch.setattr(Rows, "turned", lambda self, table: np.zeros(len(self), np.bool_))
+    monkeypatch.setattr(Rows, "delta", lambda self, table: np.zeros(len(self), np.int32))
     assert _error(loaded(variant), unpatched(variant)) > LARGE
 
 

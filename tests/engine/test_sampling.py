@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leyline_server.engine.engine import EndReason
-from leyline_server.sampling import Sampler, SamplingParams
+from leyline_server.sampling import Sampler, SamplingParams, draw
 from tests.engine.harness import Rig, random_ids
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
@@ -16,8 +16,8 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
 
 def _draw(count=4000, **params) -> dict[int, float]:
     sampler = Sampler(SamplingParams(seed=1, **params))
-    counts = Counter(sampler.sample(LOGITS) for _ in range(count))
-    return {token: counts[token] / count for token in counts}
+    drawn = draw(LOGITS.expand(count, -1), [sampler] * count, range(count))
+    return {token: times / count for token, times in Counter(drawn.tolist()).items()}
 
 
 def test_temperature_zero_is_greedy():
