@@ -71,6 +71,6 @@ class DecodeGraphs:
 
 
 def batch_sizes(max_batch: int) -> list[int]:
-    """1, 2, 4, 8, then steps of 8 to 64 and of 32 beyond: at most a fourth of a larger batch is padding."""
+    """1, 2, 4, 8, then steps of 8 to 64, and of 32 beyond."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_batch, 32)]
     return [size for size in sizes if size < max_batch] + [max_batch]

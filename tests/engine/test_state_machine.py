@@ -34,9 +34,9 @@ class EngineMachine(RuleBasedStateMachine):
     loaded: ClassVar[Any]
     reference: ClassVar[Any]
 
-    @initialize(texts=st.lists(st.lists(ID, min_size=8, max_size=14), min_size=3, max_size=3))
-    def start(self, texts) -> None:
-        self.rig = Rig(self.loaded, NUM_SLOTS, CHUNK, MAX_QUEUE)
+    @initialize(texts=st.lists(st.lists(ID, min_size=8, max_size=14), min_size=3, max_size=3), ahead=st.booleans())
+    def start(self, texts, ahead) -> None:
+        self.rig = Rig(self.loaded, NUM_SLOTS, CHUNK, MAX_QUEUE, ahead=ahead, max_running=3)
         self.engine = self.rig.engine
         self.models: dict[int, Model] = {}
         for text, tenant in zip(texts, "aab", strict=True):
