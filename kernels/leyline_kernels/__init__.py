@@ -13,7 +13,18 @@ from torch import Tensor
 from leyline_kernels import reference
 from leyline_kernels.reference import RotaryLayout
 
-__all__ = ["RotaryLayout", "decode", "experts", "extend", "reference", "rotate", "route", "silu_mul"]
+__all__ = [
+    "RotaryLayout",
+    "decode",
+    "experts",
+    "extend",
+    "gather",
+    "prefill",
+    "reference",
+    "rotate",
+    "route",
+    "silu_mul",
+]
 
 
 def rotate(
@@ -156,3 +167,71 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
         return silu_mul_on_gpu(gate_up)
     return reference.silu_mul(gate_up)
+
+
+def gather(
+    c_kv: Tensor,
+    k_pe: Tensor,
+    kv_slots: Tensor,
+    kv_delta: Tensor | None,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+) -> tuple[Tensor, Tensor]:
+    """One layer's rows in list order, packed, for the expanded form -> latent [N, rank], keys [N, rope].
+
+    c_kv, k_pe: [S, rank], [S, rope]   one layer of the pool, last axis contiguous
+    kv_slots:   [N] int32   an entry's slot; -1 for an entry without KV: its rows are 0
+    kv_delta:   [N] int32   logical index - written_at, what its key is turned by; None promises that all are 0
+
+    The results are contiguous, in the pool's dtype.
+    """
+    if c_kv.is_cuda:
+        from leyline_kernels.gpu.gather import gather as gather_on_gpu
+
+        return gather_on_gpu(c_kv, k_pe, kv_slots, kv_delta, inv_freq, layout)
+    return reference.gather(c_kv, k_pe, kv_slots, kv_delta, inv_freq, layout)
+
+
+def prefill(
+    q: Tensor,
+    kv: Tensor,
+    keys: Tensor,
+    q_indptr: Tensor,
+    q_index: Tensor,
+    kv_indptr: Tensor,
+    scale: float,
+    nope: int,
+) -> Tensor:
+    """`extend` in the expanded form, over entries that the caller has expanded -> out [T, H, v] in q's dtype.
+
+    q:         [T, H, nope + rope]   q_nope, then q_pe turned to the query's logical index; last axis contiguous
+    kv:        [N, H, nope + v]      `gather`'s latent @ kv_b_proj.T: k_nope, then values; last axis contiguous
+    keys:      [N, rope]             `gather`'s, shared by all heads; last axis contiguous
+    q_indptr:  [B + 1] int32  sequence b's queries are rows [q_indptr[b], q_indptr[b + 1]); q_indptr[B] == T
+    q_index:   [T] int32      logical index of each query; it sees the entries j <= q_index of its sequence
+    kv_indptr: [B + 1] int32  sequence b's entry j is row kv_indptr[b] + j of kv and keys
+
+    Indices should ascend within a sequence, with any gaps: other orders are right, but slow. Rows no query sees are
+    never read. A sequence may have no queries; one without entries gives zeros. Never synchronises with the device.
+    """
+    if q.is_cuda:
+        from leyline_kernels.gpu.prefill import prefill as prefill_on_gpu
+
+        return prefill_on_gpu(q, kv, keys, q_indptr, q_index, kv_indptr, scale, nope)
+    return reference.prefill(q, kv, keys, q_indptr, q_index, kv_indptr, scale, nope)
+
+
+def rope(q_pe: Tensor, k_pe: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns new queries and keys to where they stand, interleaved pairs: new tensors like q_pe and k_pe.
+
+    q_pe:  [H, T, rope], last axis contiguous
+    k_pe:  [T, rope], last axis contiguous
+    turns: [T, rope / 2, 2] fp32   cosine and sine of each pair's angle, times YaRN's magnitude if there is one
+
+    In fp32, rounded once, as DeepSeek-V2's modelling code does it (RoFormer, arXiv 2104.09864, equation 15).
+    """
+    if q_pe.is_cuda:
+        from leyline_kernels.gpu.rope import rope as rope_on_gpu
+
+        return rope_on_gpu(q_pe, k_pe, turns)
+    return reference.rope(q_pe, k_pe, turns)

@@ -195,3 +195,58 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See `leyline_kernels.silu_mul`."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def gather(
+    c_kv: Tensor,
+    k_pe: Tensor,
+    kv_slots: Tensor,
+    kv_delta: Tensor | None,
+    inv_freq: Tensor,
+    layout: RotaryLayout,
+) -> tuple[Tensor, Tensor]:
+    """See `leyline_kernels.gather`."""
+    slots = kv_slots.long().clamp(min=0)
+    latent, keys = c_kv[slots], k_pe[slots]
+    if kv_delta is not None:
+        keys = turn(keys, kv_delta, inv_freq, layout)
+    absent = (kv_slots < 0)[:, None]
+    return latent.masked_fill_(absent, 0.0), keys.masked_fill_(absent, 0.0)
+
+
+def prefill(
+    q: Tensor,
+    kv: Tensor,
+    keys: Tensor,
+    q_indptr: Tensor,
+    q_index: Tensor,
+    kv_indptr: Tensor,
+    scale: float,
+    nope: int,
+) -> Tensor:
+    """See `leyline_kernels.prefill`."""
+    out = q.new_zeros(*q.shape[:2], kv.shape[-1] - nope)
+    bounds = pairwise(kv_indptr.tolist())
+    for (q_start, q_end), (kv_start, kv_end) in zip(pairwise(q_indptr.tolist()), bounds, strict=True):
+        if q_start == q_end or kv_start == kv_end:
+            continue
+        index = q_index[q_start:q_end]
+        # Entries after every query may hold anything: they are left out.
+        kv_end = min(kv_end, kv_start + int(index.max()) + 1)
+        expanded = _wide(kv[kv_start:kv_end]).transpose(0, 1)
+        q_nope, q_pe = _wide(q[q_start:q_end]).transpose(0, 1).tensor_split([nope], dim=-1)
+        score = scale * (q_nope @ expanded[..., :nope].mT + q_pe @ _wide(keys[kv_start:kv_end]).T)
+        score.masked_fill_(torch.arange(kv_end - kv_start, device=index.device) > index[:, None], float("-inf"))
+        out[q_start:q_end] = (score.softmax(-1) @ expanded[..., nope:]).transpose(0, 1)
+    return out
+
+
+def rope(q_pe: Tensor, k_pe: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """See `leyline_kernels.rope`."""
+    cos, sin = turns.unbind(-1)
+    turned = torch.empty_like(q_pe), torch.empty_like(k_pe)
+    for before, after in zip((q_pe, k_pe), turned, strict=True):
+        first, second = split_pairs(_wide(before), "interleaved")
+        after[..., 0::2] = first * cos - second * sin
+        after[..., 1::2] = second * cos + first * sin
+    return turned
