@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -132,9 +132,8 @@ class Form:
     handicap: float
 
     @staticmethod
-    def of(config: object, handicap: float) -> Form:
-        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-        return Form(*(int(getattr(config, name)) for name in names), handicap)
+    def of(config: Any, handicap: float) -> Form:
+        return Form(config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim, handicap)
 
     def expanded(self, q_lengths: Sequence[int], kv_lengths: Sequence[int]) -> bool:
         pairs = sum(q * n for q, n in zip(q_lengths, kv_lengths, strict=True))
@@ -143,4 +142,4 @@ class Form:
         return absorbed > self.handicap * (own + sum(kv_lengths) * self.rank * (self.nope + self.v_head_dim))
 
 
-HANDICAP: Final = float("inf")
+HANDICAP: Final = 1.0
