@@ -7,27 +7,39 @@ sessions or positions: an exact row's position is its depth.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leyline_server.cache.influence import Influence
 from leyline_server.cache.slots import Holder, Slots, SlotTable
 
 Ids = NDArray[np.int32]
 Namespace = tuple[str, ...]
 _NONE: Final = np.zeros(0, np.int32)
+_GROWS_TO: Final = 4096  # ids of a node to which more are added in place
+_PEEK: Final = 256  # slots at a node's end that are looked at first: what can be freed mostly ends there
 
 
 class _Node:
-    """`ids` and `slots` of the edge that leads here; its children differ in their first id."""
+    """`ids` and `slots` of the edge that leads here, the first of them at position `depth`; its children differ in
+    their first id. `queued`: it stands in the order of eviction."""
 
-    __slots__ = ("children", "ids", "parent", "slots", "used")
+    __slots__ = ("children", "depth", "ids", "number", "parent", "queued", "slots", "used")
 
-    def __init__(self, ids: Ids, slots: Slots, parent: _Node | None, used: int) -> None:
+    def __init__(self, number: int, depth: int, ids: Ids, slots: Slots, parent: _Node | None, used: int) -> None:
+        self.number, self.depth = number, depth
         self.ids, self.slots, self.parent, self.used = ids, slots, parent, used
         self.children: dict[int, _Node] = {}
+        self.queued = False
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Smaller gives way first. What leads to a node is at least as young, and gives way after it."""
+        return self.used, -self.depth
 
 
 class PrefixTree:
@@ -36,6 +48,12 @@ class PrefixTree:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._roots: dict[Namespace, _Node] = {}
+        self._by_number: dict[int, _Node] = {}
+        self._next_number = 0
+        self._node_of = np.full(table.num_slots, -1, np.int32)  # the number of the node that names a slot
+        # Nodes that may have something to free, by age. An entry may be too young or name a node that is gone.
+        self._order: list[tuple[tuple[int, int], int]] = []
+        table.watch_cached = self._now_cached
 
     def match(self, namespace: Namespace, ids: Ids, now: int) -> Slots:
         """The slots of the longest prefix of `ids` that is here. The caller retains what it takes."""
@@ -47,7 +65,7 @@ class PrefixTree:
 
     def insert(self, namespace: Namespace, ids: Ids, slots: Slots, now: int) -> None:
         """Adds the part of this text that is not here yet, retaining its slots."""
-        node = self._roots.setdefault(namespace, _Node(_NONE, _NONE, None, now))
+        node = self._roots.setdefault(namespace, _Node(-1, 0, _NONE, _NONE, None, now))
         path = list(self._walk(namespace, ids))
         depth = sum(length for _, length in path)
         for child, length in path:
@@ -55,22 +73,29 @@ class PrefixTree:
             if length < len(node.ids) and depth < len(ids):
                 node = self._split(node, length)  # what is not part of this text grows no younger
             node.used = now
-        if depth < len(ids):
-            leaf = _Node(ids[depth:].copy(), slots[depth:].copy(), node, now)
-            self._table.retain(leaf.slots, Holder.CACHE)
-            node.children[int(leaf.ids[0])] = leaf
+        if depth == len(ids):
+            return
+        self._table.retain(slots[depth:], Holder.CACHE)
+        if path and not node.children and len(node.ids) < _GROWS_TO:
+            # A text that goes on stays one node, so that a long talk is no long path.
+            node.ids = np.concatenate([node.ids, ids[depth:]])
+            node.slots = np.concatenate([node.slots, slots[depth:]])
+            self._node_of[slots[depth:]] = node.number
+        else:
+            node = self._add(depth, ids[depth:].copy(), slots[depth:].copy(), node, now)
+        self._queue(node)
 
-    def cut(self, namespace: Namespace, contexts: NDArray[np.uint64]) -> Slots:
-        """Drops every row that was computed from one of these contexts, with all that follows it. Returns the slots
-        whose references the caller now holds and must release."""
+    def cut(self, namespace: Namespace, influence: Influence) -> Slots:
+        """Drops every row of this influence, with all that follows it. Returns the slots whose references the caller
+        now holds and must release."""
         dropped = [_NONE]
         root = self._roots.get(namespace)
         stack = list(root.children.values()) if root else []
         while stack:
             node = stack.pop()
-            hits = np.flatnonzero(np.isin(self._table.context[node.slots], contexts))
-            if len(hits):
-                dropped.append(self._drop(node, int(hits[0])))
+            first = influence.first_in_rows(self._table, node.slots, node.depth)
+            if first is not None:
+                dropped.append(self._drop(node, first))
             else:
                 stack.extend(node.children.values())
         return np.concatenate(dropped)
@@ -85,14 +110,20 @@ class PrefixTree:
         free or the node is gone. Returns the slots to release."""
         node = self._coldest()
         assert node is not None, "evict without oldest"
-        from_end = np.cumsum(self._table.only_cached(node.slots)[::-1])
-        enough = int(np.searchsorted(from_end, wanted)) + 1
+        for size in (4 * wanted, len(node.ids)):
+            from_end = np.cumsum(self._table.only_cached(node.slots[-size:])[::-1])
+            enough = int(np.searchsorted(from_end, wanted)) + 1
+            if enough <= len(from_end):
+                break
         return self._drop(node, max(0, len(node.ids) - enough))
 
     def clear(self) -> Slots:
         """Drops everything. Returns the slots to release."""
         held = np.concatenate([_NONE, *(node.slots for node in self._nodes())])
+        for node in list(self._nodes()):
+            self._remove(node)
         self._roots.clear()
+        self._order.clear()
         return held
 
     def slots(self) -> list[Slots]:
@@ -105,6 +136,13 @@ class PrefixTree:
             assert node.parent is not None
             assert node.parent.children[int(node.ids[0])] is node
             assert np.all(self._table.context[node.slots] != 0), "the tree holds a row that is not exact"
+            assert node.depth == node.parent.depth + len(node.parent.ids)
+            assert node.used <= node.parent.used or node.parent.number < 0, "a node is younger than what leads to it"
+            assert self._by_number[node.number] is node
+            assert np.all(self._node_of[node.slots] == node.number)
+            assert node.queued or not self._table.only_cached(node.slots).any(), "eviction would pass over a node"
+        named = sum(len(node.slots) for node in self._nodes())
+        assert np.count_nonzero(self._node_of >= 0) == named, "a slot names a node that does not name it"
 
     def _walk(self, namespace: Namespace, ids: Ids) -> Iterator[tuple[_Node, int]]:
         """Each node on the path of `ids`, with how many of its ids match; the last may match in part."""
@@ -115,8 +153,9 @@ class PrefixTree:
             if child is None:
                 return
             ahead = ids[depth : depth + len(child.ids)]
-            differs = np.flatnonzero(child.ids[: len(ahead)] != ahead)
-            length = int(differs[0]) if len(differs) else len(ahead)
+            differs = child.ids[: len(ahead)] != ahead
+            first = int(differs.argmax())
+            length = first if differs[first] else len(ahead)
             yield child, length
             if length < len(child.ids):
                 return
@@ -126,34 +165,74 @@ class PrefixTree:
     def _split(self, node: _Node, length: int) -> _Node:
         """Cuts a node's edge in two; returns the upper half."""
         assert node.parent is not None
-        upper = _Node(node.ids[:length], node.slots[:length], node.parent, node.used)
-        node.parent.children[int(upper.ids[0])] = upper
+        upper = self._add(node.depth, node.ids[:length], node.slots[:length], node.parent, node.used)
         node.ids, node.slots, node.parent = node.ids[length:], node.slots[length:], upper
+        node.depth += length
         upper.children[int(node.ids[0])] = node
+        self._queue(upper)
         return upper
+
+    def _add(self, depth: int, ids: Ids, slots: Slots, parent: _Node, used: int) -> _Node:
+        node = _Node(self._next_number, depth, ids, slots, parent, used)
+        self._next_number += 1
+        self._by_number[node.number] = node
+        self._node_of[slots] = node.number
+        parent.children[int(ids[0])] = node
+        return node
 
     def _drop(self, node: _Node, keep: int) -> Slots:
         """Removes a node's rows from `keep` on, and all below it."""
         assert node.parent is not None
-        below = [sub.slots for child in node.children.values() for sub in self._subtree(child)]
-        gone = np.concatenate([node.slots[keep:], *below])
+        below = [sub for child in node.children.values() for sub in self._subtree(child)]
+        gone = np.concatenate([node.slots[keep:], *(sub.slots for sub in below)])
+        for sub in below:
+            self._remove(sub)
         node.children = {}
         if keep:
+            self._node_of[node.slots[keep:]] = -1
             node.ids, node.slots = node.ids[:keep], node.slots[:keep]
         else:
+            self._remove(node)
             del node.parent.children[int(node.ids[0])]
         return gone
 
+    def _remove(self, node: _Node) -> None:
+        del self._by_number[node.number]
+        self._node_of[node.slots] = -1
+
+    # ------------------------------------------------------------ the order of eviction
+
+    def _now_cached(self, slots: Slots) -> None:
+        """No session holds these slots any more: their nodes have something to free."""
+        numbers = self._node_of[slots]
+        firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
+        for number in set(firsts.tolist()) - {-1}:
+            self._queue(self._by_number[number])
+
+    def _queue(self, node: _Node) -> None:
+        if not node.queued:
+            node.queued = True
+            heapq.heappush(self._order, (node.age, node.number))
+
     def _coldest(self) -> _Node | None:
         """The least recently used of the lowest nodes that have something to free."""
-        freeable = [node for node in self._nodes() if self._table.only_cached(node.slots).any()]
-        above: set[_Node] = set()
-        for node in freeable:
-            parent = node.parent
-            while parent is not None and parent not in above:
-                above.add(parent)
-                parent = parent.parent
-        return min((node for node in freeable if node not in above), key=lambda node: node.used, default=None)
+        order = self._order
+        while order:
+            age, number = order[0]
+            node = self._by_number.get(number)
+            if node is None:
+                heapq.heappop(order)
+            elif node.age != age:
+                heapq.heapreplace(order, (node.age, number))
+            elif self._frees(node):
+                return node
+            else:
+                heapq.heappop(order)
+                node.queued = False
+        return None
+
+    def _frees(self, node: _Node) -> bool:
+        return any(self._table.only_cached(node.slots[-size:]).any() for size in (_PEEK, len(node.slots)))
 
     def _nodes(self) -> Iterator[_Node]:
         for root in self._roots.values():

@@ -13,6 +13,8 @@ tree). Called by the engine's thread alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -40,7 +42,10 @@ class Holder(IntEnum):
 
 class SlotTable:
     """Books of `num_slots` slots. A slot's `written_at` and `context` are written at allocation and at the end
-    of the step that fills it, and stay until it is free again."""
+    of the step that fills it, and stay until it is free again.
+
+    watch_cached: called with the slots that caches alone hold from now on, after their last session let go.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -48,14 +53,13 @@ class SlotTable:
         # The hash of the tokens up to and including this one that the row was computed from, when all of them
         # were exact; 0 when they were not. See edit/rows.py.
         self.context = np.zeros(num_slots, np.uint64)
-        self._refs = np.zeros((2, num_slots), np.int32)
+        self._refs = (np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32))  # by holder
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: the lowest slot on top
+        self._place = np.zeros(num_slots, np.int32)  # scratch
+        self._marks = np.zeros(num_slots, np.bool_)  # all false between calls
         self.num_free = num_slots
-
-    @property
-    def in_use(self) -> int:
-        """Slots that at least one session holds."""
-        return int(np.count_nonzero(self._refs[Holder.SESSION]))
+        self.in_use = 0  # slots that at least one session holds
+        self.watch_cached: Callable[[Slots], None] = lambda slots: None
 
     @property
     def cached(self) -> int:
@@ -68,37 +72,92 @@ class SlotTable:
         if count > self.num_free:
             raise OutOfSlots(count, self.num_free)
         self.num_free -= count
+        self.in_use += count
         slots = self._free[self.num_free : self.num_free + count][::-1].copy()
-        self._refs[Holder.SESSION, slots] = 1
+        self._refs[Holder.SESSION][slots] = 1
         self.written_at[slots] = positions
         self.context[slots] = 0
         return slots
 
     def retain(self, slots: Slots, holder: Holder) -> None:
         """Adds one reference of `holder` to every slot of the list; PENDING is passed over."""
-        held = slots[slots >= 0]
-        assert np.all(self._refs[:, held].sum(0) > 0), "a free slot can't be retained"
-        np.add.at(self._refs[holder], held, 1)
+        held, counts = self._counted(slots)
+        own, other = self._refs[holder], self._refs[1 - holder]
+        before = own[held]
+        fresh = held[before == 0]
+        assert np.all(other[fresh] > 0), "a free slot can't be retained"
+        own[held] = before + counts
+        if holder is Holder.SESSION:
+            self.in_use += len(fresh)
 
     def release(self, slots: Slots, holder: Holder) -> Slots:
         """Takes one reference of `holder` from every slot; returns those that became free."""
-        held = slots[slots >= 0]
-        np.subtract.at(self._refs[holder], held, 1)
-        assert np.all(self._refs[holder, held] >= 0), "released more often than held"
-        gone = np.unique(held[self._refs[:, held].sum(0) == 0])
+        held, counts = self._counted(slots)
+        own, other = self._refs[holder], self._refs[1 - holder]
+        after = own[held] - counts
+        assert np.all(after >= 0), "released more often than held"
+        own[held] = after
+        left = held[after == 0]
+        elsewhere = other[left] > 0
+        gone = left[~elsewhere]
         self.context[gone] = 0
         self._free[self.num_free : self.num_free + len(gone)] = gone[::-1]
         self.num_free += len(gone)
+        if holder is Holder.SESSION:
+            self.in_use -= len(left)
+            if len(gone) < len(left):
+                self.watch_cached(left[elsewhere])
         return gone
 
     def only_cached(self, slots: Slots) -> NDArray[np.bool_]:
         """[n]: whether caches alone hold the slot. PENDING is not held."""
-        return (slots >= 0) & (self._refs[Holder.SESSION, slots] == 0)
+        return (slots >= 0) & (self._refs[Holder.SESSION][slots] == 0)
 
     def last_session(self, slots: Slots) -> int:
         """How many of the slots one session's `release` takes out of use. A list may hold a slot in two places."""
-        held, counts = np.unique(slots[slots >= 0], return_counts=True)
-        return int(np.count_nonzero(self._refs[Holder.SESSION, held] == counts))
+        held, counts = self._counted(slots)
+        return int(np.count_nonzero(self._refs[Holder.SESSION][held] == counts))
+
+    def falls(self, parts: Sequence[Slots]) -> list[int]:
+        """The fall of slots in use when one session releases these lists one after another: of each."""
+        if not self.repeats(np.concatenate([np.zeros(0, np.int32), *parts])):
+            return [self.last_session(part) for part in parts]
+        upto = [self.last_session(np.concatenate(parts[: index + 1])) for index in range(len(parts))]
+        return [fall - before for fall, before in zip(upto, [0, *upto], strict=False)]
+
+    def shared(self, slots: Slots, own: Slots) -> bool:
+        """Whether a session beside the one whose list is `own` holds some of these slots."""
+        refs, slots = self._refs[Holder.SESSION], _held(slots)
+        held, counts = self._counted(own)
+        self._place[slots] = 0
+        self._place[held] = counts
+        return bool(np.any(refs[slots] > self._place[slots]))
+
+    @contextmanager
+    def marking(self, slots: Slots) -> Iterator[Callable[[Slots], bool]]:
+        """Inside the block: whether a list holds one of these slots."""
+        marked = _held(slots)
+        self._marks[marked] = True
+        try:
+            yield lambda others: bool(self._marks[_held(others)].any())
+        finally:
+            self._marks[marked] = False
+
+    def repeats(self, slots: Slots) -> bool:
+        """Whether a slot stands in the list twice."""
+        held = _held(slots)
+        place = np.arange(len(held), dtype=np.int32)
+        self._place[held] = place
+        return not np.array_equal(self._place[held], place)
+
+    def _counted(self, slots: Slots) -> tuple[Slots, NDArray[np.int32] | int]:
+        """The slots of a list, each once, and how often each is in it. Sorting them is what takes long: so only when
+        one does stand there twice, which is rare."""
+        held = _held(slots)
+        if not self.repeats(held):
+            return held, 1
+        held, counts = np.unique(held, return_counts=True)
+        return held, counts.astype(np.int32)
 
     def check_integrity(self, sessions: list[Slots], caches: list[Slots]) -> None:
         """Asserts that the counts equal the holders given and that free and held slots are all there are."""
@@ -110,6 +169,14 @@ class SlotTable:
             assert not len(wrong), f"{holder.name} references of slots {wrong[:8]} differ from their holders"
         free = self._free[: self.num_free]
         assert len(np.unique(free)) == self.num_free, "a slot is free twice"
-        assert not self._refs[:, free].any(), "a free slot is held"
-        held = np.count_nonzero(self._refs.sum(0))
+        by_sessions, by_caches = self._refs
+        assert not by_sessions[free].any(), "a free slot is held"
+        assert not by_caches[free].any(), "a free slot is held"
+        held = np.count_nonzero(by_sessions + by_caches)
         assert held + self.num_free == self.num_slots, "a slot is neither free nor held"
+        assert self.in_use == np.count_nonzero(by_sessions), "the count of slots in use is wrong"
+
+
+def _held(slots: Slots) -> Slots:
+    """The list without PENDING."""
+    return slots if not len(slots) or slots.min() >= 0 else slots[slots >= 0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +23,25 @@ from leyline_server.cache.slots import PENDING, Slots, SlotTable
 
 Ids = NDArray[np.int32]
 Contexts = NDArray[np.uint64]
-_KEY = np.frombuffer(os.urandom(8), np.uint64)[0]  # a constant of the process: texts can't be made to collide
+Span = tuple[int, int, Ids, Slots]
+"""[start, end) of a list, and the entries that take its place."""
+_KEY = int.from_bytes(os.urandom(16))  # a constant of the process: texts can't be made to collide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """ids [n] int32, slots [n] int32 (PENDING without KV), contexts [n] uint64. Nobody writes into these arrays."""
+    """ids [n] int32, slots [n] int32 (PENDING without KV), contexts [n] uint64. Nobody writes into these arrays.
+
+    Two bounds spare others a look at the whole list. They follow from how the list was made, and may be too low:
+    known_exact: entries below it are exact. own_text_upto: entries below it hold a row that was computed from this
+    very text, or one of context 0, or none.
+    """
 
     ids: Ids
     slots: Slots
     contexts: Contexts
+    known_exact: int = 0
+    own_text_upto: int = 0
 
     @staticmethod
     def empty() -> Rows:
@@ -51,47 +61,74 @@ class Rows:
 
     def appended(self, ids: Sequence[int] | Ids) -> Rows:
         fresh = np.asarray(ids, np.int32)
-        last = self.contexts[-1] if len(self) else np.uint64(0)
-        return Rows(
-            np.concatenate([self.ids, fresh]),
-            np.concatenate([self.slots, np.full(len(fresh), PENDING, np.int32)]),
-            np.concatenate([self.contexts, _contexts(fresh, len(self), last)]),
-        )
+        return self.edited([(len(self), len(self), fresh, np.full(len(fresh), PENDING, np.int32))])
 
     def truncated(self, length: int) -> Rows:
-        return Rows(self.ids[:length], self.slots[:length], self.contexts[:length])
+        known, own = min(self.known_exact, length), min(self.own_text_upto, length)
+        return Rows(self.ids[:length], self.slots[:length], self.contexts[:length], known, own)
 
     def spliced(self, start: int, end: int, ids: Ids, slots: Slots) -> Rows:
         """[start, end) gives way to these entries; what follows keeps its slots and moves."""
-        new_ids = np.concatenate([self.ids[:start], ids, self.ids[end:]])
-        last = self.contexts[start - 1] if start else np.uint64(0)
-        return Rows(
-            new_ids,
-            np.concatenate([self.slots[:start], slots, self.slots[end:]]),
-            np.concatenate([self.contexts[:start], _contexts(new_ids[start:], start, last)]),
-        )
+        return self.edited([(start, end, ids, slots)])
+
+    def edited(self, spans: Sequence[Span]) -> Rows:
+        """Several disjoint spans, ascending, give way at once."""
+        ids, slots, upto = [], [], 0
+        for start, end, new_ids, new_slots in spans:
+            ids += [self.ids[upto:start], new_ids]
+            slots += [self.slots[upto:start], new_slots]
+            upto = end
+        all_ids = np.concatenate([*ids, self.ids[upto:]])
+        all_slots = np.concatenate([*slots, self.slots[upto:]])
+        first = spans[0][0] if spans else len(self)
+        contexts = np.empty(len(all_ids), np.uint64)
+        contexts[:first] = self.contexts[:first]
+        _fill_contexts(contexts, all_ids, first)
+        own = min(self.own_text_upto, first)
+        if own == first == len(self) and all(np.all(new == PENDING) for *_, new in spans):
+            own = len(all_ids)
+        return Rows(all_ids, all_slots, contexts, min(self.known_exact, first), own)
 
     def pending_from(self, start: int) -> Rows:
         """Every entry from `start` on becomes pending."""
-        return self.filled(np.arange(start, len(self)), PENDING)
+        new = self.slots.copy()
+        new[start:] = PENDING
+        own = len(self) if self.own_text_upto >= start else self.own_text_upto
+        return Rows(self.ids, new, self.contexts, min(self.known_exact, start), own)
 
     def filled(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
-        """The entries at `index` get these slots."""
+        """The entries at `index`, ascending, get these slots: fresh ones, or rows computed from this text."""
         new = self.slots.copy()
         new[index] = slots
-        return Rows(self.ids, new, self.contexts)
+        known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
+        return Rows(self.ids, new, self.contexts, known, self.own_text_upto)
 
     # ------------------------------------------------------------ what the slots say
 
     def exact_upto(self, table: SlotTable) -> int:
         """The first index that is pending or not exact; below it the KV equals an honest prefill's."""
-        exact = (self.slots >= 0) & (table.context[self.slots] == self.contexts)
-        return len(self) if exact.all() else int(np.argmin(exact))
+        start = self.known_exact
+        for upto in (start + _PEEK, len(self)):
+            slots = self.slots[start:upto]
+            differs = table.context[slots] != self.contexts[start:upto]
+            differs |= slots < 0
+            at = int(differs.argmax()) if len(differs) else 0
+            start += at if len(differs) and differs[at] else len(differs)
+            if start < min(upto, len(self)):
+                break
+        # A row stays what it was computed from as long as a list holds it, so what is exact once is for good.
+        object.__setattr__(self, "known_exact", start)
+        return start
 
-    def turned(self, table: SlotTable) -> NDArray[np.bool_]:
-        """[n]: whether the entry stands elsewhere than where its row was written."""
-        index = np.arange(len(self), dtype=np.int32)
-        return (self.slots >= 0) & (table.written_at[self.slots] != index)
+    def turned(self, table: SlotTable, start: int = 0) -> NDArray[np.bool_]:
+        """[n - start]: whether the entry stands elsewhere than where its row was written. None that is exact does."""
+        slots = self.slots[start:]
+        elsewhere = table.written_at[slots] != np.arange(start, len(self), dtype=np.int32)
+        elsewhere &= slots >= 0
+        return elsewhere
+
+    def num_turned(self, table: SlotTable) -> int:
+        return int(np.count_nonzero(self.turned(table, self.exact_upto(table))))
 
     def delta(self, table: SlotTable) -> NDArray[np.int32]:
         """[n]: by how much each entry's key is to be turned; 0 where it is pending."""
@@ -105,17 +142,44 @@ class Rows:
         table.context[self.slots[index[index >= upto]]] = 0
 
 
-def _contexts(ids: Ids, position: int, before: np.uint64) -> Contexts:
-    """The contexts of `ids` standing at `position`, after a prefix whose context is `before`.
+_PEEK = 256  # entries looked at first: what ends exactness mostly stands right behind what is known
 
-    A running sum of one well-mixed 64-bit number for each (position, id), keyed per process: it doubles as a hash
-    of the prefix and takes a handful of vector operations. The mixer is splitmix64 (Steele, Lea, Flood, OOPSLA
-    2014, section 4).
+
+def added_to_context(ids: Ids, positions: NDArray[np.int32]) -> Contexts:
+    """What each id, standing at its position, adds to the context of the entry before it."""
+    factors = _factors(_rounded(int(positions.max(initial=0)) + 1))
+    return (ids.astype(np.uint64) + np.uint64(1)) * factors[positions]
+
+
+def _fill_contexts(contexts: Contexts, ids: Ids, start: int) -> None:
+    """Writes contexts[start:], given those before.
+
+    A running sum over 64-bit integers of (id + 1) times a secret odd number of the position: multilinear hashing
+    (Carter, Wegman 1979; over a ring of 2^64: Lemire, Kaser 2014, "Strongly universal string hashing is fast").
+    A text that differs at one entry can't collide; one that differs at several does so with probability 2^(t - 63),
+    2^t being the largest power of two that divides all differences, and ids are below 2^31. The numbers are drawn
+    anew in each process and never leave it, so that nobody can look for collisions. Being a sum it is the hash of
+    every prefix at once, in three passes.
     """
+    length = len(ids)
+    if start == length:
+        return
     with np.errstate(over="ignore"):
-        x = ids.astype(np.uint64) | (np.arange(position, position + len(ids), dtype=np.uint64) << np.uint64(32))
-        x = (x ^ _KEY) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-        return before + np.cumsum(x, dtype=np.uint64)
+        new = contexts[start:]
+        np.add(ids[start:], 1, out=new, casting="unsafe")
+        new *= _factors(_rounded(length))[start:length]
+        if start:
+            new[0] += contexts[start - 1]
+        np.cumsum(new, out=new)
+
+
+def _rounded(length: int) -> int:
+    return max(1 << 16, 1 << (length - 1).bit_length())
+
+
+@cache
+def _factors(count: int) -> Contexts:
+    """The secret numbers of positions [0, count): the same for every count."""
+    factors = np.random.Philox(key=_KEY).random_raw(count)
+    factors |= np.uint64(1)
+    return factors

@@ -6,55 +6,74 @@ loses the text wherever it was published, also when its slots are another sessio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from leyline_server.cache.influence import Influence
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import Slots
-from leyline_server.edit.plan import PlannedEdit
-from leyline_server.edit.rows import Contexts
+from leyline_server.edit.plan import Plan, PlannedEdit
 from leyline_server.engine.sequence import SequenceState
 
 
-def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, tail_slots: Slots) -> Contexts:
-    """The contexts of all rows that were computed from the span, whoever holds them. To be asked before the list
-    changes.
+def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, plan: Plan) -> Influence:
+    """All rows that were computed from the span, whoever holds them. To be asked before the list changes.
 
-    They are those of the span's rows and of the rows behind it, of rows kept for undo, and of rows that this sequence
-    lost to an eviction while the tree may hold them still; and of the text as it stands, which another may have
-    computed.
+    They are the span's rows and the rows behind it, rows kept for undo, and rows that this sequence lost to an
+    eviction while the tree may hold them still; and those of the text as it stands, which another may have computed.
     """
-    rows, start = state.rows, item.edit.start
-    found = [cache.table.context[slots[slots >= 0]] for slots in (item.slots, tail_slots)]
-    found += [cache.kept.contexts((state.id, edit_id)) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
-    found.append(np.setdiff1d(state.lost, rows.contexts[:start]))
+    rows, start, table = state.rows, item.edit.start, cache.table
+    found = Influence()
+    found.add_rows(table, item.ids, item.slots)
+    found.add_rows(table, plan.tail_ids, plan.tail_slots)
+    for edit_id in (*item.edit.forgotten, *item.edit.stale):
+        cache.kept.add_to(found, (state.id, edit_id))
+    if len(state.lost):
+        found.add_scattered(np.setdiff1d(state.lost, rows.contexts[:start]))
     if len(item.ids):
-        found.append(rows.contexts[start:])
-    contexts = np.unique(np.concatenate(found))
-    return contexts[contexts != 0]
+        found.add_text(rows.contexts, start)
+    return found
 
 
 def held_elsewhere(
-    cache: KVCache, state: SequenceState, others: list[SequenceState], gone: list[Slots], contexts: Contexts
+    cache: KVCache,
+    state: SequenceState,
+    others: Iterable[SequenceState],
+    item: PlannedEdit,
+    plan: Plan,
+    influence: Influence,
 ) -> tuple[int, ...]:
     """The other sequences of the namespace that hold some of what a FORGET drops: the rows, or the same text's."""
-    slots = np.concatenate(gone)
-    slots = slots[slots >= 0]
+    kept, table = cache.kept, cache.table
+    keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
+    gone = np.concatenate([item.slots, plan.tail_slots, *(kept.get(key)[1] for key in keys if kept.has(key))])
+    shared = table.shared(gone, state.rows.slots)
     found = []
-    for other in others:
-        if other is state or other.namespace != state.namespace:
-            continue
-        held = np.concatenate([other.rows.slots, *cache.kept.holding(other.id)])
-        held = held[held >= 0]
-        if np.isin(held, slots).any() or np.isin(cache.table.context[held], contexts).any():
-            found.append(other.id)
+    with table.marking(gone) as holds_some:
+        for other in others:
+            if other is state or other.namespace != state.namespace:
+                continue
+            rows, own = other.rows, other.rows.own_text_upto
+            lists = kept.holding(other.id)
+            # Below `own` a row was computed from the text that stands there, so the text says whether to look closer.
+            suspect = influence.first_in_text(rows.contexts[:own])
+            lists.append(rows.slots[own if suspect is None else suspect :])
+            held = np.concatenate(lists)
+            held = held[held >= 0]
+            if (
+                (shared and holds_some(rows.slots))
+                or any(map(holds_some, lists[:-1]))
+                or influence.among(table.context[held]).any()
+            ):
+                found.append(other.id)
     return tuple(found)
 
 
-def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, contexts: Contexts) -> None:
+def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, influence: Influence) -> None:
     """Drops what was computed from the span from kept rows and tree. The sequence's own references are still the
     caller's to release."""
     gone = [cache.kept.drop((state.id, edit_id)) for edit_id in item.edit.forgotten]
     gone += [cache.kept.drop_slots((state.id, edit_id)) for edit_id in item.edit.stale]
-    gone.append(cache.tree.cut(state.namespace, contexts))
+    gone.append(cache.tree.cut(state.namespace, influence))
     for slots in gone:
         cache.release_cached(slots)

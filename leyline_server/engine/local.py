@@ -13,9 +13,8 @@ import numpy as np
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import Slots
-from leyline_server.edit.plan import PlannedEdit, plan
-from leyline_server.edit.rows import Contexts, Rows
+from leyline_server.edit.plan import plan
+from leyline_server.edit.rows import Rows
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import (
     EngineStats,
@@ -27,7 +26,8 @@ from leyline_server.engine.engine import (
     RowReceipt,
     SequenceId,
 )
-from leyline_server.engine.forgetting import forget, held_elsewhere, influenced
+from leyline_server.engine.forgetting import forget
+from leyline_server.engine.receipts import receipts
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.sequence import SequenceState
 from leyline_server.engine.stepper import Stepper
@@ -105,7 +105,8 @@ class LocalEngine:
         return self.sequences[sequence].rows.exact_upto(self.cache.table)
 
     def ids(self, sequence: SequenceId, start: int = 0, end: int | None = None) -> list[int]:
-        return list(map(int, self.sequences[sequence].rows.ids[start:end]))
+        ids: list[int] = self.sequences[sequence].rows.ids[start:end].tolist()
+        return ids
 
     def append(self, sequence: SequenceId, ids: Sequence[int]) -> None:
         state = self._idle(sequence)
@@ -121,52 +122,20 @@ class LocalEngine:
 
     def splice(self, sequence: SequenceId, edits: Sequence[RowEdit], dry_run: bool = False) -> list[RowReceipt]:
         state = self._idle(sequence)
-        table = self.cache.table
         planned = plan(state.rows, edits)
-        turned = planned.rows.turned(table)
-        has_kv = planned.rows.slots >= 0
-        common = (planned.rows.num_pending, planned.rows.exact_upto(table))
-        receipts: list[RowReceipt] = []
-        contexts: list[Contexts] = []
-        gone, gone_freed = planned.tail_slots[:0], 0
-        for item in planned.edits:
-            after = item.at + len(item.edit.ids)
-            kept = int(has_kv[after:].sum())
-            gone = np.concatenate([gone, item.slots])
-            elsewhere: tuple[SequenceId, ...] = ()
-            if item.edit.forget:
-                if not contexts:
-                    gone = np.concatenate([gone, planned.tail_slots])
-                contexts.append(influenced(self.cache, state, item, planned.tail_slots))
-                elsewhere = self._held_elsewhere(state, item, planned.tail_slots, contexts[-1])
-            before, gone_freed = gone_freed, table.last_session(gone)
-            computed_from_it = bool(np.any(item.slots >= 0)) and not item.edit.forget
-            receipts.append(
-                RowReceipt(
-                    at=item.at,
-                    removed=len(item.ids),
-                    inserted=len(item.edit.ids),
-                    kept=kept,
-                    turned=int(turned[after:].sum()),
-                    to_compute=common[0],
-                    freed=gone_freed - before,
-                    exact_upto=common[1],
-                    influence_remains=computed_from_it and kept > 0,
-                    held_elsewhere=elsewhere,
-                )
-            )
+        told, influences = receipts(self.cache, state, self.sequences.values(), planned)
         if dry_run:
-            return receipts
+            return told
         state.rows, state.edited = planned.rows, True
         for item in planned.edits:
             if not item.edit.forget:
                 self.cache.kept.keep((sequence, item.edit.edit_id), item.ids, item.slots, self.cache.tick())
         for item in planned.edits:
             if item.edit.forget:
-                forget(self.cache, state, item, contexts.pop(0))
+                forget(self.cache, state, item, influences.pop(0))
             self.cache.release(item.slots)
         self.cache.release(planned.tail_slots)
-        return receipts
+        return told
 
     def undo(self, sequence: SequenceId, edit_id: str, at: int, inserted: int) -> Restored:
         state = self._idle(sequence)
@@ -205,14 +174,6 @@ class LocalEngine:
     def _drop_kept(self, owner: SequenceId) -> None:
         for key in self.cache.kept.keys(owner):
             self.cache.release_cached(self.cache.kept.drop(key))
-
-    def _held_elsewhere(
-        self, state: SequenceState, item: PlannedEdit, tail_slots: Slots, contexts: Contexts
-    ) -> tuple[SequenceId, ...]:
-        kept = self.cache.kept
-        keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
-        gone = [item.slots, tail_slots, *(kept.get(key)[1] for key in keys if kept.has(key))]
-        return held_elsewhere(self.cache, state, list(self.sequences.values()), gone, contexts)
 
     # ------------------------------------------------------------ requests
 

@@ -2,8 +2,9 @@
 
 Recognises modules by what they hold, not by their names; a module it doesn't know stays as it is, and another model
 in the process is not touched. Every replacement computes what HF's forward does, up to rounding, can be captured by a
-CUDA graph, and works for `deepseek_v2` and `deepseek_v3`. Launches of one decode step and layer, counted from HF's
-code: a norm 6 to 8 -> 1; router 6 to 8 -> 2; experts, shared experts and their sum about 28 -> 4; dense MLP 5 -> 3.
+CUDA graph, and works for `deepseek_v2` and `deepseek_v3`. What a decode step
+launches for one layer, counted from HF's code: a norm 6 to 8 -> 1; router 6 to 8 -> 2; experts, shared experts and
+their sum about 28 -> 4; dense MLP 5 -> 3; rotation of V2 6 -> 1.
 
 Not `torch.compile`: a norm is one launch in torch already (`rms_norm`). The experts gain nothing from it, since
 grouping rows by expert and reading each expert once is an algorithm, not a fusion of element-wise ops, and
@@ -14,7 +15,9 @@ compilation for each new kind of shape.
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
+from inspect import unwrap
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterfac
 import leyline_kernels
 
 _NAME = "leyline"
+_ROTARY = "apply_rotary_emb"
 
 
 def fuse(model: Any) -> None:
@@ -42,6 +46,8 @@ def fuse(model: Any) -> None:
             module.forward = MethodType(_norm, module)
         elif _is_block(module):
             _fuse_block(module)
+        elif _is_attention(module):
+            _fuse_attention(module)
     # After the blocks: they take their shared experts with them.
     for module in modules:
         if _is_mlp(module):
@@ -139,6 +145,27 @@ def _block(self: Any, hidden_states: Tensor) -> Tensor:
         _, weights, index = gate(hidden_states)
     out = leyline_kernels.experts(x, index, weights, self._gate_up, self._down, self._num_shared)
     return out.view(hidden_states.shape)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Attention whose forward rotates as DeepSeek-V2's does: by a function of its module, with complex angles."""
+    return hasattr(module, "kv_a_proj_with_mqa") and _ROTARY in unwrap(type(module).forward).__code__.co_names
+
+
+def _fuse_attention(attention: Any) -> None:
+    """The very code of HF's forward, bound to this module alone, with another function under one of its names."""
+    forward = unwrap(type(attention).forward)
+    names = {**forward.__globals__, _ROTARY: partial(_rotary, forward.__globals__[_ROTARY])}
+    bound = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    attention.forward = MethodType(bound, attention)
+
+
+def _rotary(theirs: Any, q_pe: Tensor, k_pe: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """q_pe [B, H, T, rope], k_pe [B, 1, T, rope], turns [B, T, rope / 2] complex, as HF's function takes them."""
+    if q_pe.shape[0] != 1 or turns.dtype is not torch.complex64:
+        return theirs(q_pe, k_pe, turns)
+    q, k = leyline_kernels.rope(q_pe[0], k_pe[0, 0], torch.view_as_real(turns[0]))
+    return q[None], k[None, None]
 
 
 def _is_silu(module: object) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leyline_server.cache.influence import Influence
 from leyline_server.cache.kept import KeptRows
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
@@ -55,7 +56,11 @@ def test_dropped_slots_leave_the_text_and_its_contexts(table, computed):
     assert kept.drop_slots((1, "e")).tolist() == rows.slots.tolist()
     ids, slots = kept.get((1, "e"))
     assert (ids.tolist(), slots.tolist()) == ([1, 2, 3], [-1, -1, -1])
-    assert kept.contexts((1, "e")).tolist() == rows.contexts.tolist()
+    influence = Influence()
+    kept.add_to(influence, (1, "e"))
+    table.release(rows.slots, Holder.SESSION)
+    assert influence.among(rows.contexts).all()
+    assert not influence.among(rows.contexts + np.uint64(1)).any()
 
 
 def test_the_oldest_edit_whose_rows_no_session_holds_gives_way(table, computed):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_server.cache.influence import Influence
 from leyline_server.cache.prefix_tree import PrefixTree
 from leyline_server.cache.slots import Holder, SlotTable
 from leyline_server.edit.rows import Rows
@@ -28,6 +29,12 @@ def _insert(tree, rows, now=1, namespace=A):
     tree.check_integrity()
 
 
+def _influence(contexts):
+    influence = Influence()
+    influence.add_scattered(contexts)
+    return influence
+
+
 def _close(table, rows):
     table.release(rows.slots, Holder.SESSION)
 
@@ -46,7 +53,7 @@ def test_namespaces_are_apart(tree, computed):
     _insert(tree, theirs, namespace=B)
     assert tree.match(A, _ids(1, 2, 3), 3).tolist() == mine.slots.tolist()
     assert tree.match(B, _ids(1, 2, 3), 3).tolist() == theirs.slots.tolist()
-    assert len(tree.cut(A, mine.contexts)) == 3
+    assert len(tree.cut(A, _influence(mine.contexts))) == 3
     assert len(tree.match(B, _ids(1, 2, 3), 4)) == 3
 
 
@@ -118,13 +125,13 @@ def test_cut_drops_what_was_computed_from_a_context_and_all_behind_it(tree, comp
     first, second, third = computed([1, 2, 3, 4]), computed([1, 2, 3, 9]), computed([1, 5])
     for rows in (first, second, third):
         _insert(tree, rows)
-    gone = tree.cut(A, first.contexts[2:3])
+    gone = tree.cut(A, _influence(first.contexts[2:3]))
     assert sorted(gone) == sorted([*first.slots[2:], second.slots[3]])
     tree.check_integrity()
     assert len(tree.match(A, _ids(1, 2, 3, 4), 2)) == 2
     assert len(tree.match(A, _ids(1, 5), 2)) == 2
-    assert len(tree.cut(A, first.contexts[2:])) == 0
-    assert len(tree.cut(B, first.contexts)) == 0
+    assert len(tree.cut(A, _influence(first.contexts[2:]))) == 0
+    assert len(tree.cut(B, _influence(first.contexts))) == 0
 
 
 def test_clear_gives_everything_back(tree, computed, table):

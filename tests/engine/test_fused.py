@@ -29,6 +29,7 @@ def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = pytest.importorskip("leyline_kernels.gpu.experts")
     for name in ("experts", "route", "silu_mul"):
         monkeypatch.setattr(leyline_kernels, name, getattr(gpu, name))
+    monkeypatch.setattr(leyline_kernels, "rope", pytest.importorskip("leyline_kernels.gpu.rope").rope)
 
 
 def test_logits(variant):
@@ -134,6 +135,20 @@ def test_bf16_errs_no_more_than_hugging_face_does():
     got = full_forward(fused("v2-qlora-dense", torch.bfloat16), ids)
     assert relative(theirs, exact) > 1e-3
     assert relative(got, exact) < 1.3 * relative(theirs, exact)
+
+
+def test_the_rotation_is_the_kernel_s_where_it_is_known(variant, monkeypatch):
+    """V2's forward calls it once a layer; V3's rotates otherwise and is left alone; a batch of two is HF's own."""
+    model, reference = fused(variant), models.make(variant)
+    seen = []
+    real = leyline_kernels.rope
+    monkeypatch.setattr(leyline_kernels, "rope", lambda *args: seen.append(args[0].shape) or real(*args))
+    ids = torch.tensor([random_ids(9), random_ids(9, seed=1)])
+    with torch.inference_mode():
+        assert worst(model(ids).logits, reference(ids).logits) < TOLERANCE
+        assert not seen
+        model(ids[:1])
+    assert seen == ([(4, 9, 16)] * 3 if variant.startswith("v2") else [])
 
 
 def test_together_with_the_pool_s_attention(variant):

@@ -297,7 +297,7 @@ def group(top_k_index: Tensor, num_experts: int, per_token: int, rows: int) -> t
     _group_kernel[(num_experts,)](
         top_k_index.contiguous(), pair_of_row, expert_of_block, num_blocks, num_pairs,
         NUM_EXPERTS=num_experts, TOP_K=top_k_index.shape[-1], PER_TOKEN=per_token,
-        ROWS=rows, BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128,
+        ROWS=rows, BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128, num_warps=8,
     )  # fmt: skip
     return pair_of_row, expert_of_block, num_blocks
 

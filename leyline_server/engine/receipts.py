@@ -1,0 +1,60 @@
+"""What a planned edit will do, in counts. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from leyline_server.cache.influence import Influence
+from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.slots import Slots
+from leyline_server.edit.plan import Plan
+from leyline_server.engine.engine import RowReceipt
+from leyline_server.engine.forgetting import held_elsewhere, influenced
+from leyline_server.engine.sequence import SequenceState
+
+
+def receipts(
+    cache: KVCache, state: SequenceState, others: Iterable[SequenceState], plan: Plan
+) -> tuple[list[RowReceipt], list[Influence]]:
+    """The receipt of every edit, and for each FORGET, in order, what was computed from its span."""
+    rows, table = plan.rows, cache.table
+    first = min((item.at for item in plan.edits), default=len(rows))
+    has_kv, turned = rows.slots[first:] >= 0, rows.turned(table, first)
+    num_pending, exact_upto = rows.num_pending, rows.exact_upto(table)
+    freed = table.falls(_going(plan))
+    out: list[RowReceipt] = []
+    influences: list[Influence] = []
+    for index, item in enumerate(plan.edits):
+        after = item.at + len(item.edit.ids) - first
+        kept = int(np.count_nonzero(has_kv[after:]))
+        elsewhere: tuple[int, ...] = ()
+        if item.edit.forget:
+            influences.append(influenced(cache, state, item, plan))
+            elsewhere = held_elsewhere(cache, state, others, item, plan, influences[-1])
+        computed_from_it = bool(np.any(item.slots >= 0)) and not item.edit.forget
+        out.append(
+            RowReceipt(
+                at=item.at,
+                removed=len(item.ids),
+                inserted=len(item.edit.ids),
+                kept=kept,
+                turned=int(np.count_nonzero(turned[after:])),
+                to_compute=num_pending,
+                freed=freed[index],
+                exact_upto=exact_upto,
+                influence_remains=computed_from_it and kept > 0,
+                held_elsewhere=elsewhere,
+            )
+        )
+    return out, influences
+
+
+def _going(plan: Plan) -> list[Slots]:
+    """The slots that leave the list, edit by edit; the tail goes with the first FORGET."""
+    going = [item.slots for item in plan.edits]
+    forget = next((index for index, item in enumerate(plan.edits) if item.edit.forget), None)
+    if forget is not None:
+        going[forget] = np.concatenate([going[forget], plan.tail_slots])
+    return going
