@@ -2,9 +2,9 @@
 
 Recognises modules by what they hold, not by their names; a module it doesn't know stays as it is, and another model
 in the process is not touched. Every replacement computes what HF's forward does, up to rounding, can be captured by a
-CUDA graph, and works for `deepseek_v2` and `deepseek_v3`. What a decode step
-launches for one layer, counted from HF's code: a norm 6 to 8 -> 1; router 6 to 8 -> 2; experts, shared experts and
-their sum about 28 -> 4; dense MLP 5 -> 3; rotation of V2 6 -> 1.
+CUDA graph, and works for `deepseek_v2` and `deepseek_v3`. Torch operations of one layer with transformers 5.24, each
+of them a launch or more, and launches instead: a norm 8 -> 1; router 6 -> 2; experts, shared experts and their sum
+23 -> 4 (5.17: 28); dense MLP 5 -> 3; rotation of V2 6 -> 1.
 
 Not `torch.compile`: a norm is one launch in torch already (`rms_norm`). The experts gain nothing from it, since
 grouping rows by expert and reading each expert once is an algorithm, not a fusion of element-wise ops, and
@@ -35,8 +35,8 @@ _ROTARY = "apply_rotary_emb"
 def fuse(model: Any) -> None:
     """Replaces what is recognised. Call once, after the weights are on their device and in their dtype.
 
-    Modifies the model: gate and up projections become views of one buffer, and a block's shared experts move into
-    the buffer of its experts (their module goes). While a block's weights move, they are there twice.
+    Modifies the model: gate and up projections become one weight, and a block's shared experts the last of its
+    experts; the modules they were in go. While a block's weights move, they are there twice.
     """
     ExpertsInterface.register(_NAME, _experts)
     model.config._experts_implementation = _NAME
@@ -80,13 +80,14 @@ def _is_mlp(module: nn.Module) -> bool:
 
 
 def _fuse_mlp(mlp: Any) -> None:
-    mlp._gate_up = torch.cat([mlp.gate_proj.weight.data, mlp.up_proj.weight.data])
-    mlp.gate_proj.weight.data, mlp.up_proj.weight.data = mlp._gate_up.chunk(2)
+    gate_up = torch.cat([mlp.gate_proj.weight.data, mlp.up_proj.weight.data])
+    mlp.gate_up = nn.Parameter(gate_up, requires_grad=False)
+    del mlp.gate_proj, mlp.up_proj
     mlp.forward = MethodType(_mlp, mlp)
 
 
 def _mlp(self: Any, x: Tensor) -> Tensor:
-    return self.down_proj(leyline_kernels.silu_mul(linear(x, self._gate_up)))
+    return self.down_proj(leyline_kernels.silu_mul(linear(x, self.gate_up)))
 
 
 def _is_experts(module: Any) -> bool:
@@ -127,11 +128,9 @@ def _fuse_block(block: Any) -> None:
     width = experts.down_proj.shape[-1]
     gate_up = [w.data.unflatten(0, (-1, width)) for w in (shared.gate_proj.weight, shared.up_proj.weight)]
     down = shared.down_proj.weight.data.unflatten(1, (-1, width)).transpose(0, 1)
-    block._num_shared = len(down)
-    block._gate_up = torch.cat([experts.gate_up_proj.data, torch.cat(gate_up, dim=1)])
-    experts.gate_up_proj.data = block._gate_up[: -len(down)]
-    block._down = torch.cat([experts.down_proj.data, down])
-    experts.down_proj.data = block._down[: -len(down)]
+    block.num_shared = len(down)
+    experts.gate_up_proj.data = torch.cat([experts.gate_up_proj.data, torch.cat(gate_up, dim=1)])
+    experts.down_proj.data = torch.cat([experts.down_proj.data, down])
     del block.shared_experts
     block.forward = MethodType(_block, block)
 
@@ -143,7 +142,8 @@ def _block(self: Any, hidden_states: Tensor) -> Tensor:
         weights, index = leyline_kernels.route(x, gate.weight, gate.top_k, gate.routed_scaling_factor)
     else:
         _, weights, index = gate(hidden_states)
-    out = leyline_kernels.experts(x, index, weights, self._gate_up, self._down, self._num_shared)
+    experts = self.experts
+    out = leyline_kernels.experts(x, index, weights, experts.gate_up_proj, experts.down_proj, self.num_shared)
     return out.view(hidden_states.shape)
 
 
