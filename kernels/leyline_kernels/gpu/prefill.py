@@ -46,6 +46,13 @@ HALVINGS = tl.constexpr(17)
 Unrolled: behind a loop in front of the main one, Triton 3.7 no longer sees that the rows are contiguous.
 """
 
+SETTLE = True
+"""Use the sums, by an instruction that is none, before a tile's scores are begun.
+
+Else Triton leaves the sums' wgmma running into them, and ptxas, which sees scores zeroed while one runs, makes every
+wgmma of the loop wait for the one before (its warning C7515).
+"""
+
 JOIN_ROWS = 16
 
 MIN_SPLIT, MAX_SPLITS = 256, 32
@@ -105,7 +112,7 @@ def _walk(
     out, top, total, q_nope, q_pe, last, lo, hi, kv, stride_kv, keys, stride_k, scale_log2,
     NOPE: tl.constexpr, ROPE: tl.constexpr, V: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of a block of rows over the entries [lo, hi); without MASKED whole tiles that every row sees.
 
@@ -117,9 +124,7 @@ def _walk(
     offset = tl.arange(0, BLOCK_N)
     for start in range(lo, hi, BLOCK_N):
         valid = start + offset < hi
-        if not INTERPRETED:
-            # Emits nothing, but uses the sums: else Triton leaves their wgmma running into this turn's scores, and
-            # ptxas, seeing scores zeroed while one runs, makes every wgmma of the loop wait (warning C7515).
+        if SETTLE:
             out = tl.inline_asm_elementwise("", "=f,0", [out], dtype=tl.float32, is_pure=False, pack=1)
         row = tl.cast(start, tl.int64)
         kv_rows = kv + row * stride_kv + offset * stride_kv
@@ -168,7 +173,7 @@ def _store(
         tl.store(part + piece[:, None] * V + col[None, :], acc, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _join_kernel(
     out, part, part_lse, num_rows,
     V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_ROWS: tl.constexpr, NUM_SPLITS: tl.constexpr,
@@ -196,14 +201,14 @@ def _join_kernel(
     tl.store(out + row[:, None] * V + col[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "head_group"])
 def _prefill_kernel(
     q, stride_q_t, stride_q_h, kv, stride_kv_n, stride_kv_h, keys, stride_k,
     q_indptr, q_index, kv_indptr, num_seqs, head_group, scale_log2, out, part, part_lse,
     H: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, V: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_SEQS: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     num_blocks = tl.num_programs(0) // H
     group = tl.program_id(0) // (num_blocks * head_group)
@@ -240,11 +245,11 @@ def _prefill_kernel(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc, top, total = _walk(
         acc, top, total, q_nope, q_pe, last, lo, mask_from, kv, stride_kv_n, keys, stride_k, scale_log2,
-        NOPE, ROPE, V, False, BLOCK_N, BLOCK_NOPE, BLOCK_ROPE, BLOCK_V, PRECISION, INTERPRETED,
+        NOPE, ROPE, V, False, BLOCK_N, BLOCK_NOPE, BLOCK_ROPE, BLOCK_V, PRECISION, SETTLE,
     )  # fmt: skip
     acc, top, total = _walk(
         acc, top, total, q_nope, q_pe, last, mask_from, hi, kv, stride_kv_n, keys, stride_k, scale_log2,
-        NOPE, ROPE, V, True, BLOCK_N, BLOCK_NOPE, BLOCK_ROPE, BLOCK_V, PRECISION, INTERPRETED,
+        NOPE, ROPE, V, True, BLOCK_N, BLOCK_NOPE, BLOCK_ROPE, BLOCK_V, PRECISION, SETTLE,
     )  # fmt: skip
     _store(out, part, part_lse, t * H + head, exists, split, acc, top, total, V, BLOCK_V, NUM_SPLITS)
 
@@ -292,7 +297,7 @@ def prefill(
         BLOCK_ROPE=max(MIN_DOT, triton.next_power_of_2(rope)),
         BLOCK_V=block_v,
         BLOCK_SEQS=triton.next_power_of_2(num_seqs),
-        PRECISION="ieee", INTERPRETED=triton.knobs.runtime.interpret,
+        PRECISION="ieee", SETTLE=SETTLE and not triton.knobs.runtime.interpret,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if num_splits > 1:

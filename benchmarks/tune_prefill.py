@@ -1,0 +1,344 @@
+"""The expanded form's choices, measured: `python -m benchmarks.tune_prefill`. What follows stands in `gpu/prefill.py`.
+
+One attention layer of DeepSeek-V2-Lite's shape, random weights, bf16. Each arm is checked against the twin in fp32,
+then timed. TFLOP/s count what causality leaves: 2 * heads * (nope + rope + v) for each query and entry it sees.
+Sections fail one by one: a traceback stands in the place of its figures. What doesn't fit into LIMIT_S is skipped,
+and said. `--smoke`: tiny, without times, to run it on a CPU (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from leyline_kernels import reference
+from leyline_kernels.gpu import prefill as gpu
+from leyline_kernels.gpu.extend import extend
+from leyline_kernels.gpu.gather import gather
+
+SMOKE = "--smoke" in sys.argv
+DEVICE = "cpu" if SMOKE else "cuda"
+DTYPE = torch.float32 if SMOKE else torch.bfloat16
+H, NOPE, ROPE, V, RANK = (2, 16, 16, 20, 32) if SMOKE else (16, 128, 64, 128, 512)
+SCALE = (NOPE + ROPE) ** -0.5
+TOLERANCE = 5e-6 if SMOKE else 8e-3
+LIMIT_S = 85.0
+STARTED = time.monotonic()
+
+CASES = ((24, 24), (8, 40)) if SMOKE else ((32768, 32768), (2048, 32768), (8192, 8192))
+"""Queries, the last ones, over entries."""
+CROSSING = (
+    ((4, 24),) if SMOKE else tuple((t, n) for n in (8192, 32768) for t in (16, 32, 64, 128, 192, 256, 384, 512, 1024))
+)
+MIXED = (24, 9) if SMOKE else (32768, 8192, 4096, 1024)
+MIXED_QUERIES = (3,) if SMOKE else (16, 64, 128, 256, 512, 1024)
+SWEEP = (
+    gpu.LONG,
+    gpu.Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    gpu.Tiles(block_m=128, block_n=64, num_warps=8, num_stages=2),
+    gpu.Tiles(block_m=64, block_n=64, num_warps=4, num_stages=2),
+    gpu.Tiles(block_m=64, block_n=128, num_warps=4, num_stages=2),
+)
+SMOKE_SWEEP = (gpu.EXACT, gpu.Tiles(block_m=32, block_n=16, num_warps=4, num_stages=1))
+HEAD_GROUPS = (1, 2, 4, 8, 16)
+
+
+@dataclass
+class Layer:
+    """Sequences over one layer's pool: the arguments of both forms."""
+
+    lens: Sequence[int]
+    counts: Sequence[int]
+    q: Tensor
+    c_kv: Tensor
+    k_pe: Tensor
+    kv_slots: Tensor
+    kv_delta: Tensor
+    kv_b_proj: Tensor
+    q_indptr: Tensor
+    q_index: Tensor
+    kv_indptr: Tensor
+    kv_len: Tensor
+    inv_freq: Tensor
+
+    @staticmethod
+    def random(lens: Sequence[int], counts: Sequence[int], gaps: bool = False) -> Layer:
+        """The last `counts` queries of each sequence, or a random subset; an eighth of the entries never moved."""
+        total = sum(lens)
+        index = []
+        for n, count in zip(lens, counts, strict=True):
+            index.append(torch.randperm(n)[:count].sort().values if gaps else torch.arange(n - count, n))
+        late = torch.cat([torch.arange(n) >= n // 8 for n in lens])
+        return Layer(
+            lens=lens,
+            counts=counts,
+            q=torch.randn(H, sum(counts), NOPE + ROPE, device=DEVICE).to(DTYPE).transpose(0, 1),
+            c_kv=torch.randn(total, RANK, device=DEVICE).to(DTYPE),
+            k_pe=torch.randn(total, ROPE, device=DEVICE).to(DTYPE),
+            kv_slots=torch.randperm(total, device=DEVICE).int(),
+            kv_delta=torch.where(late, -77, 0).int().to(DEVICE),
+            kv_b_proj=(torch.randn(H * (NOPE + V), RANK, device=DEVICE) * RANK**-0.5).to(DTYPE),
+            q_indptr=torch.tensor([0, *counts]).cumsum(0).int().to(DEVICE),
+            q_index=torch.cat(index).int().to(DEVICE),
+            kv_indptr=torch.tensor([0, *lens]).cumsum(0).int().to(DEVICE),
+            kv_len=torch.tensor(lens).int().to(DEVICE),
+            inv_freq=10_000.0 ** (-torch.arange(0, ROPE, 2, device=DEVICE) / ROPE),
+        )
+
+    @property
+    def tflop(self) -> float:
+        pairs = sum(t * n - t * (t - 1) // 2 for t, n in zip(self.counts, self.lens, strict=True))
+        return 2 * H * (NOPE + ROPE + V) * pairs * 1e-12
+
+    def expand(self, module: Any = None) -> tuple[Tensor, Tensor]:
+        take = gather if module is None else module.gather
+        latent, keys = take(self.c_kv, self.k_pe, self.kv_slots, self.kv_delta, self.inv_freq, "interleaved")
+        return (latent @ self.kv_b_proj.T).view(-1, H, NOPE + V), keys
+
+    def attend(self, kv: Tensor, keys: Tensor, **choice: Any) -> Tensor:
+        return gpu.prefill(self.q, kv, keys, self.q_indptr, self.q_index, self.kv_indptr, SCALE, NOPE, **choice)
+
+    def expanded(self) -> Tensor:
+        return self.attend(*self.expand())
+
+    def absorbed(self) -> Tensor:
+        """Both absorbing products, as the engine does them, and `extend` between them."""
+        up = self.kv_b_proj.view(H, NOPE + V, RANK)
+        q_latent = torch.bmm(self.q[..., :NOPE].transpose(0, 1), up[:, :NOPE]).transpose(0, 1)
+        out_latent = extend(
+            q_latent, self.q[..., NOPE:], self.q_indptr, self.q_index, self.c_kv, self.k_pe,
+            self.kv_indptr[:-1], self.kv_len, self.kv_slots, self.kv_delta,
+            self.inv_freq, "interleaved", SCALE,
+        )  # fmt: skip
+        return torch.bmm(out_latent.transpose(0, 1), up[:, NOPE:].mT).transpose(0, 1)
+
+    def want(self, kv: Tensor, keys: Tensor) -> Tensor:
+        """The twin in fp32 (float64 for fp32) on the same expanded rows."""
+        wide = torch.float64 if SMOKE else torch.float32
+        return reference.prefill(
+            self.q.to(wide), kv.to(wide), keys.to(wide), self.q_indptr, self.q_index, self.kv_indptr, SCALE, NOPE
+        )
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def require(error: float, limit: float, what: str) -> None:
+    if not error < limit:
+        raise AssertionError(f"{what}: off by {error:.1e}, at most {limit:.1e} expected")
+
+
+def measure(run: Callable[[], Any], long: bool = False) -> float:
+    """Median milliseconds: of calls (long ones: the host's part doesn't show), else of replays of a CUDA graph."""
+    if SMOKE:
+        run()
+        return 1.0
+    if long:
+        return float(triton.testing.do_bench(run, warmup=20, rep=100, return_mode="median"))
+    run()
+    return float(triton.testing.do_bench_cudagraph(run, rep=10, return_mode="median"))
+
+
+def section(title: str, run: Callable[[], None]) -> None:
+    print(f"\n== {title} ({time.monotonic() - STARTED:.0f} s)", flush=True)
+    try:
+        run()
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+
+
+def in_time(what: str) -> bool:
+    """Whether another figure still fits into the limit."""
+    late = time.monotonic() - STARTED > LIMIT_S
+    if late:
+        print(f"skipped, no time left: {what}")
+    return not late
+
+
+def named(tiles: gpu.Tiles) -> str:
+    group = tiles.head_group or "L2"
+    return f"m={tiles.block_m} n={tiles.block_n} warps={tiles.num_warps} stages={tiles.num_stages} heads={group}"
+
+
+def compile_all() -> None:
+    """Every variant that the sections launch, in parallel on the host."""
+    one, four = Layer.random((256,), (130,)), Layer.random((256, 40, 256, 7), (130, 1, 33, 7))
+    jobs: list[Callable[[], Any]] = [one.absorbed, four.absorbed]
+    for layer, tiles, splits in (
+        *((one, tiles, 1) for tiles in SWEEP),
+        *((one, gpu.LONG, splits) for splits in (2, 4, 8)),
+        *((one, gpu.SHORT, splits) for splits in (8, 16)),
+        *((four, gpu.LONG, splits) for splits in (1, 2)),
+        (four, gpu.SHORT, 2),
+    ):
+        jobs.append(partial(layer.attend, *layer.expand(), tiles=tiles, num_splits=splits))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        running = [pool.submit(job) for job in jobs]
+    for job in running:
+        if (failure := job.exception()) is not None:
+            print(f"a variant failed: {type(failure).__name__}: {str(failure)[:300]}")
+    torch.cuda.synchronize()
+
+
+def checks() -> None:
+    lens, counts = ((24, 9), (7, 9)) if SMOKE else ((4096, 3000, 500), (1024, 300, 1))
+    for gaps in (False, True):
+        layer = Layer.random(lens, counts, gaps)
+        kv, keys = layer.expand()
+        want_kv, want_keys = layer.expand(reference)
+        require(relative_error(kv, want_kv), TOLERANCE, "gather, latents")
+        require(relative_error(keys, want_keys), TOLERANCE, "gather, keys")
+        want = layer.want(kv, keys)
+        error, absorbed = relative_error(layer.attend(kv, keys), want), relative_error(layer.absorbed(), want)
+        print(f"gaps={gaps}: prefill off by {error:.1e}, absorbed against expanded {absorbed:.1e}")
+        require(error, TOLERANCE, "prefill")
+        require(absorbed, 2 * TOLERANCE, "absorbed against expanded")
+
+
+def gathers() -> None:
+    for n in (24,) if SMOKE else (2048, 8192, 32768, 131072):
+        layer = Layer.random((n,), (1,))
+        size = 2 * n * (RANK + ROPE) * layer.c_kv.element_size()
+        rows = torch.empty(2, size // 2, dtype=torch.uint8, device=DEVICE)
+        copy = measure(partial(rows[0].copy_, rows[1]))
+        line = f"{n:7d} entries: copy {size / copy * 1e-6:7.0f} GB/s"
+        mixed = torch.randint(-9999, 9999, (n,), device=DEVICE).int()
+        for name, delta in (("no deltas", None), ("runs", layer.kv_delta), ("all differ", mixed)):
+            took = measure(partial(
+                gather, layer.c_kv, layer.k_pe, layer.kv_slots, delta, layer.inv_freq, "interleaved"
+            ))  # fmt: skip
+            line += f", {name} {size / took * 1e-6:7.0f} GB/s ({took * 1e3:.1f} us)"
+        print(line, flush=True)
+    print("(short lists stay in L2: the copy beside them says what that gives)")
+
+
+def checked(layer: Layer, tiles: gpu.Tiles) -> float:
+    """Error of a choice on a case small enough for the twin."""
+    kv, keys = layer.expand()
+    return relative_error(layer.attend(kv, keys, tiles=tiles, num_splits=1), layer.want(kv, keys))
+
+
+def rate(layer: Layer, took_ms: float) -> str:
+    return f"{took_ms:8.3f} ms {layer.tflop / took_ms * 1e3:6.0f} TFLOP/s"
+
+
+def sweep() -> None:
+    small = Layer.random((20,), (13,), gaps=True) if SMOKE else Layer.random((3000,), (700,), gaps=True)
+    layers = [Layer.random((n,), (t,)) for t, n in CASES]
+    expanded = [layer.expand() for layer in layers]
+    for tiles in SMOKE_SWEEP if SMOKE else SWEEP:
+        if not in_time(named(tiles)):
+            continue
+        try:
+            error = checked(small, tiles)
+            require(error, TOLERANCE, named(tiles))
+            took = [measure(partial(layer.attend, *rows, tiles=tiles), long=True)
+                    for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
+        except Exception as failure:
+            print(f"{named(tiles):52s} failed: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
+            continue
+        cells = [f"{t} over {n}: {rate(layer, ms)}" for (t, n), layer, ms in zip(CASES, layers, took, strict=True)]
+        print(f"{named(tiles):52s} off {error:.0e} | " + " | ".join(cells), flush=True)
+
+
+def choices() -> None:
+    """What LONG leaves open: heads launched together; SETTLE."""
+    base = gpu.EXACT if SMOKE else gpu.LONG
+    layers = [Layer.random((n,), (t,)) for t, n in CASES]
+    expanded = [layer.expand() for layer in layers]
+    for group in HEAD_GROUPS:
+        if in_time(f"head group {group}"):
+            tiles = replace(base, head_group=group)
+            cells = [rate(layer, measure(partial(layer.attend, *rows, tiles=tiles), long=True))
+                     for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
+            print(f"{named(tiles):52s} | " + " | ".join(cells), flush=True)
+    if in_time("SETTLE = False"):
+        gpu.SETTLE = False
+        try:
+            cells = [rate(layer, measure(partial(layer.attend, *rows, tiles=base), long=True))
+                     for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
+            print(f"{'SETTLE = False':52s} | " + " | ".join(cells), flush=True)
+        finally:
+            gpu.SETTLE = True
+
+
+def rivals() -> None:
+    """torch's attention on a whole prompt: the same products, keys copied to every head, q, k, v contiguous."""
+    for t, n in CASES:
+        if t != n:
+            continue
+        layer = Layer.random((n,), (t,))
+        kv, keys = layer.expand()
+        q = layer.q.transpose(0, 1)[None].contiguous()
+        k = torch.cat([kv[..., :NOPE], keys[:, None].expand(-1, H, -1)], dim=-1).transpose(0, 1)[None].contiguous()
+        v = kv[..., NOPE:].transpose(0, 1)[None].contiguous()
+        padded = pad(v, (0, NOPE + ROPE - V))
+        want = layer.attend(kv, keys)
+        print(f"{t} over {n}: leyline {rate(layer, measure(partial(layer.attend, kv, keys), long=True))}", flush=True)
+        for name, backend, values in (
+            ("cuDNN", SDPBackend.CUDNN_ATTENTION, v),
+            ("flash, v padded", SDPBackend.FLASH_ATTENTION, padded),
+        ):
+            try:
+                with sdpa_kernel(backend):
+                    run = partial(scaled_dot_product_attention, q, k, values, is_causal=True, scale=SCALE)
+                    error = relative_error(run()[0, ..., :V].transpose(0, 1), want)
+                    require(error, 2 * TOLERANCE, name)
+                    print(f"{t} over {n}: {name} {rate(layer, measure(run, long=True))}", flush=True)
+            except Exception as failure:
+                print(f"{t} over {n}: {name} failed: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
+
+
+def both_forms(name: str, layer: Layer) -> None:
+    try:
+        require(relative_error(layer.absorbed(), layer.expanded()), 2 * TOLERANCE, "absorbed against expanded")
+        absorbed, expanded = measure(layer.absorbed), measure(layer.expanded)
+        rows = layer.expand()
+        alone = measure(partial(layer.attend, *rows))
+    except Exception as failure:
+        print(f"{name} failed: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
+        return
+    winner = "expanded" if expanded < absorbed else "absorbed"
+    print(f"{name}: absorbed {absorbed * 1e3:8.0f} us, expanded {expanded * 1e3:8.0f} us "
+          f"(of which attention {alone * 1e3:7.0f}) -> {winner}, {absorbed / expanded:.2f} x", flush=True)  # fmt: skip
+
+
+def crossing() -> None:
+    for t, n in CROSSING:
+        if in_time(f"{t} over {n}"):
+            both_forms(f"{t:5d} over {n:6d}", Layer.random((n,), (t,)))
+
+
+def mixed() -> None:
+    for t in MIXED_QUERIES:
+        if in_time(f"{t} each over {MIXED}"):
+            both_forms(f"{t:5d} each over {MIXED}", Layer.random(MIXED, [min(t, n) for n in MIXED]))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    where = "cpu, interpreted" if SMOKE else torch.cuda.get_device_name()
+    print(f"{where}, torch {torch.__version__}, triton {triton.__version__}, H={H} nope={NOPE} rope={ROPE} v={V}")
+    if not SMOKE:
+        section("compiling", compile_all)
+    section("checks", checks)
+    section("tiles", sweep)
+    section("torch's attention", rivals)
+    section("gather against a copy of as many bytes", gathers)
+    section("where the expanded form begins to pay: one sequence", crossing)
+    section("and four", mixed)
+    section("other choices", choices)
+    print(f"\n{time.monotonic() - STARTED:.0f} s")
