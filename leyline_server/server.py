@@ -36,6 +36,8 @@ from leyline_server.worker import EngineThread
 TINY = Path(__file__).parent / "assets" / "tiny"
 SINK_TOKENS = 4
 MAX_MESSAGE_BYTES = 64 << 20
+ALONE = 4
+"""On a GPU, chunks are larger by this when nobody waits for a token: prefill is faster by a sixth."""
 _DRAIN_POLL_S = 0.02
 _CANCEL_S = 2.0  # for cancelled calls to say so
 _SERVICE = pb.DESCRIPTOR.services_by_name["Leyline"].full_name
@@ -85,6 +87,7 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
         min(tokenizer.vocab_size, model.config.vocab_size),
         max_context,
         config.max_running,
+        alone_chunk=ALONE * chunk if model.device.type == "cuda" else chunk,
     )
     limits = pb.Limits(
         max_context=max_context,

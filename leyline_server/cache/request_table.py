@@ -50,8 +50,9 @@ class RequestTable:
 
     def patch(self, rows: Tensor, positions: Tensor, slots: Tensor) -> None:
         """The entries at `positions` of `rows` are about to be computed into `slots`. [n] int64 each."""
-        self.kv_slots[rows, positions] = slots.int()
-        self.kv_delta[rows, positions] = 0
+        self.kv_slots.index_put_((rows, positions), slots.int())
+        # A scalar would be copied from the host, which a CUDA graph can't capture.
+        self.kv_delta.index_put_((rows, positions), torch.zeros_like(slots, dtype=torch.int32))
 
     def check_integrity(self, row: int, slots: Slots, delta: NDArray[np.int32]) -> None:
         """Asserts that a row holds this list, as far as it has KV."""

@@ -40,7 +40,8 @@ from leyline_server.sampling import Sampler
 class LocalEngine:
     """See `Engine`.
 
-    prefill_chunk: pending entries computed in one step. max_queue: requests that may wait. sampled_vocab: ids below it
+    prefill_chunk: pending entries computed in one step beside others' decodes; alone_chunk: when nobody decodes, by
+    default the same. max_queue: requests that may wait. sampled_vocab: ids below it
     are sampled. max_context: entries of one sequence that can be computed. max_running: requests at once. ahead: steps
     are launched before the ones in front of them are read; the default is what the device gains from.
     """
@@ -55,6 +56,7 @@ class LocalEngine:
         max_context: int | None = None,
         max_running: int = 64,
         ahead: bool | None = None,
+        alone_chunk: int | None = None,
     ) -> None:
         config, device = model.config, model.device
         pool = Pool(
@@ -64,11 +66,12 @@ class LocalEngine:
         self.sequences: dict[SequenceId, SequenceState] = {}
         self._next_id = 1
         self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
-        self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP))
-        self.runner.capture()
+        self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP[device.type]))
+        self.runner.warm_up()
         self._admission = Admission(self.cache, self._requests, self.sequences, max_queue)
         ahead = device.type == "cuda" if ahead is None else ahead
-        self._stepper = Stepper(self.runner, self.cache, self._admission, prefill_chunk, ahead)
+        chunks = (prefill_chunk, alone_chunk or prefill_chunk)
+        self._stepper = Stepper(self.runner, self.cache, self._admission, chunks, ahead)
         self._rotary = model.rotary
 
     @property

@@ -1,7 +1,7 @@
 """One step: chooses entries, launches them on the device, commits what the step before gave.
 
 Owns the order of things and nothing that outlives a step but its counters. A step has two lanes: every decoding request
-computes one entry, and prefilling ones share up to `prefill_chunk` entries in one packed forward. With `ahead`, step
+computes one entry, and prefilling ones share a chunk of entries in one packed forward. With `ahead`, step
 N + 1 is launched before N is read, so that the device never waits for listeners; what N turns out to have ended is
 dropped from N + 1. A step's slots belong to their sequences only once it was read. A lane that can't be launched has
 its members launched one by one, so that one bad request fails alone.
@@ -34,11 +34,15 @@ _Lane = Callable[[Sequence[Share]], Outcome]
 
 
 class Stepper:
-    def __init__(self, runner: Runner, cache: KVCache, admission: Admission, prefill_chunk: int, ahead: bool) -> None:
+    """chunks: how many entries prefills compute in one step beside decodes, and alone."""
+
+    def __init__(
+        self, runner: Runner, cache: KVCache, admission: Admission, chunks: tuple[int, int], ahead: bool
+    ) -> None:
         self._runner = runner
         self._cache = cache
         self._admission = admission
-        self._prefill_chunk = prefill_chunk
+        self._chunk, self._alone_chunk = chunks
         self._ahead = ahead
         self._in_flight: list[_Launched] = []
         self.rows_computed = 0
@@ -65,10 +69,10 @@ class Stepper:
     # ------------------------------------------------------------ launching
 
     def _launch(self) -> list[_Launched]:
-        """Every decode gets its entry; prefills, in order of admission, share what that leaves of `prefill_chunk`, and
-        at least one entry: neither stalls the other."""
+        """Every decode gets its entry; prefills, in order of admission, share what that leaves of the chunk, and at
+        least one entry: neither stalls the other."""
         decoding = [(r, 1) for r in self._admission.running if r.decodes]
-        budget = max(1, self._prefill_chunk - len(decoding))
+        budget = max(1, self._chunk - len(decoding)) if decoding else self._alone_chunk
         prefilling = []
         for request in self._admission.running:
             count = min(request.to_prefill, budget)
@@ -76,10 +80,9 @@ class Stepper:
                 prefilling.append((request, count))
                 budget -= count
         launched: list[_Launched] = []
-        before = len(launched)
         self._launch_lane(decoding, self._decode, launched)
         self._launch_lane(prefilling, self._prefill, launched)
-        self.steps += len(launched) > before
+        self.steps += bool(launched)
         return launched
 
     def _launch_lane(self, chosen: list[tuple[LocalRequest, int]], lane: _Lane, launched: list[_Launched]) -> None:

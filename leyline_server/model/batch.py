@@ -122,7 +122,7 @@ class Form:
     """When a pass expands its latents: multiply-adds of both forms, in a model of one head.
 
     Absorbed, each pair of query and entry costs 2 rank + rope; expanded, nope + rope + v_head_dim, and each entry
-    first rank (nope + v_head_dim). `handicap` is what an expanded multiply-add costs in absorbed ones, as measured.
+    first rank (nope + v_head_dim). `handicap` is what an expanded multiply-add costs in absorbed ones.
     """
 
     rank: int
@@ -142,4 +142,6 @@ class Form:
         return absorbed > self.handicap * (own + sum(kv_lengths) * self.rank * (self.nope + self.v_head_dim))
 
 
-HANDICAP: Final = 1.0
+HANDICAP: Final = {"cpu": 1.0, "cuda": 0.2}
+"""On a GPU the absorbed form keeps rank sums a query in registers, so few queries share a tile. H200, V2-Lite's shape:
+both forms take as long for about 27 queries over 8k or 32k entries (`benchmarks/tune_prefill.py`)."""

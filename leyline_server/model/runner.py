@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ from leyline_server.model.decode_graphs import DecodeGraphs
 from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
 
-_UNFORCED = -1
+_UNFORCED: Final = -1
+_WARM_UP: Final = (1, 17, 100, 160, 2048)
+"""Tokens of passes that take between them every path: absorbed and expanded, few and many pairs of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Outcome:
 
 
 class Runner:
-    """`vocab` bounds the ids that are sampled. On a GPU `capture` must follow before `decode`."""
+    """`vocab` bounds the ids that are sampled. `form` chooses between the forms of attention."""
 
     def __init__(self, model: LoadedModel, pool: Pool, table: RequestTable, vocab: int, form: Form) -> None:
         self._model, self._pool, self._table, self._vocab, self._form = model, pool, table, vocab, form
@@ -87,17 +90,23 @@ class Runner:
         self.draw = sampling.draw
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Captures the decode pass for every batch size; seconds. On a CPU there is nothing to capture."""
-        if self._pool.c_kv.is_cuda:
-            table = self._table
-            padding = (table.num_rows, 0, table.spare_slot, 0)
-            self._graphs = DecodeGraphs(
-                lambda inputs: self._decode_pass(inputs, turned=True, max_len=table.width),
-                table.num_rows,
-                padding,
-                self._pool.c_kv.device,
-            )
+    def warm_up(self) -> None:
+        """Compiles the kernels and captures the decode pass for every batch size: seconds, that no request should wait
+        for. On a CPU there is nothing to do."""
+        table, device = self._table, self._pool.c_kv.device
+        if device.type == "cpu":
+            return
+        padding = (table.num_rows, 0, table.spare_slot, 0)
+        self._graphs = DecodeGraphs(
+            lambda inputs: self._decode_pass(inputs, turned=True, max_len=table.width), table.num_rows, padding, device
+        )
+        sampler = Sampler(sampling.SamplingParams())
+        for length in _WARM_UP:
+            for turned in (False, True):
+                entries = np.arange(min(length, table.width))
+                slots = np.full(len(entries), table.spare_slot, np.int32)
+                ids = np.zeros(len(entries), np.int32)
+                self.prefill([PrefillShare(table.num_rows, ids, entries, slots, turned, sampler)]).read()
 
     # ------------------------------------------------------------ decode
 

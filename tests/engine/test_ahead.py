@@ -65,7 +65,7 @@ def test_a_stop_wastes_one_row_and_keeps_none(ahead, reference):
     run = ahead.generate(sequence, 8, stop_ids=frozenset({stop}))
     ahead.run()
     assert (run.end, run.tokens) == (EndReason.STOP, free.tokens[:at])
-    # The prefix tree answers for all but the prompt's last token; its row, the tokens but the last, and one for nothing.
+    # The tree answers for all but the prompt's last token: its row, the tokens but the last, and one for nothing.
     assert ahead.engine.stats().rows_computed - before == 1 + at
     assert ahead.engine.ids(sequence) == text + run.tokens
     assert ahead.engine.num_pending(sequence) == 1

@@ -55,9 +55,13 @@ def test_fp32_logits_of_edits_equal_the_oracle(both):
     assert pair.error(forced=random_ids(3, seed=2)) < 1e-3
 
 
-def test_bf16_is_within_its_rounding(both):
-    """No farther from fp32 than Hugging Face's own bf16 is, by more than half."""
-    path, reference = both
+@pytest.mark.parametrize("overrides", [{}, LITE], ids=["small", "lite"])
+@pytest.mark.parametrize("variant", ["v2-qlora-dense", "v3-noqlora-dense"])
+def test_bf16_is_within_its_rounding(variant, overrides, tmp_path):
+    """No farther from fp32 than Hugging Face's own bf16 is, by more than half. Dense variants: in bf16 a near tie of
+    two experts routes differently, which is no rounding."""
+    path = str(models.save(variant, tmp_path, **overrides))
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     ids = random_ids(300)
     want = full_forward(reference, ids)[-4:]
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
