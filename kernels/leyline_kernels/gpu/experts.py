@@ -20,8 +20,9 @@ from torch.nn.functional import grouped_mm
 from leyline_kernels import reference
 from leyline_kernels.gpu.pairs import MIN_DOT, require_contiguous_rows
 
-MAX_PAIRS = 1024
-"""Up to this many pairs the kernels here do the products, beyond it `grouped_mm`."""
+MAX_PAIRS = 2560
+"""Up to this many pairs the kernels here do the products, beyond it `grouped_mm`. H200, V2-Lite's shape: 332 against
+435 us with 2,048 pairs, 476 against 459 with 4,096 (`benchmarks/tune_experts.py`)."""
 
 MAX_ROUTED = 64
 """Up to this many tokens `route` is worth its reading the router's weight once for each token."""
