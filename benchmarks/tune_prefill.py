@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,11 +39,9 @@ STARTED = time.monotonic()
 
 CASES = ((24, 24), (8, 40)) if SMOKE else ((32768, 32768), (2048, 32768), (8192, 8192))
 """Queries, the last ones, over entries."""
-CROSSING = (
-    ((4, 24),) if SMOKE else tuple((t, n) for n in (8192, 32768) for t in (16, 32, 64, 128, 192, 256, 384, 512, 1024))
-)
-MIXED = (24, 9) if SMOKE else (32768, 8192, 4096, 1024)
-MIXED_QUERIES = (3,) if SMOKE else (16, 64, 128, 256, 512, 1024)
+COUNTS = (3,) if SMOKE else (16, 32, 64, 128, 192, 256, 384, 512, 1024)
+PACKS = ((24,), (24, 9)) if SMOKE else ((8192,), (32768,), (32768, 8192, 4096, 1024))
+"""Lengths of the sequences that get COUNTS queries each."""
 SWEEP = (
     gpu.LONG,
     gpu.Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3),
@@ -51,51 +49,28 @@ SWEEP = (
     gpu.Tiles(block_m=64, block_n=64, num_warps=4, num_stages=2),
     gpu.Tiles(block_m=64, block_n=128, num_warps=4, num_stages=2),
 )
-SMOKE_SWEEP = (gpu.EXACT, gpu.Tiles(block_m=32, block_n=16, num_warps=4, num_stages=1))
-HEAD_GROUPS = (1, 2, 4, 8, 16)
 
 
-@dataclass
 class Layer:
     """Sequences over one layer's pool: the arguments of both forms."""
 
-    lens: Sequence[int]
-    counts: Sequence[int]
-    q: Tensor
-    c_kv: Tensor
-    k_pe: Tensor
-    kv_slots: Tensor
-    kv_delta: Tensor
-    kv_b_proj: Tensor
-    q_indptr: Tensor
-    q_index: Tensor
-    kv_indptr: Tensor
-    kv_len: Tensor
-    inv_freq: Tensor
-
-    @staticmethod
-    def random(lens: Sequence[int], counts: Sequence[int], gaps: bool = False) -> Layer:
+    def __init__(self, lens: Sequence[int], counts: Sequence[int], gaps: bool = False) -> None:
         """The last `counts` queries of each sequence, or a random subset; an eighth of the entries never moved."""
-        total = sum(lens)
-        index = []
-        for n, count in zip(lens, counts, strict=True):
-            index.append(torch.randperm(n)[:count].sort().values if gaps else torch.arange(n - count, n))
+        self.lens, self.counts, total = lens, counts, sum(lens)
+        each = zip(lens, counts, strict=True)
+        pick = [torch.randperm(n)[:t].sort().values if gaps else torch.arange(n - t, n) for n, t in each]
         late = torch.cat([torch.arange(n) >= n // 8 for n in lens])
-        return Layer(
-            lens=lens,
-            counts=counts,
-            q=torch.randn(H, sum(counts), NOPE + ROPE, device=DEVICE).to(DTYPE).transpose(0, 1),
-            c_kv=torch.randn(total, RANK, device=DEVICE).to(DTYPE),
-            k_pe=torch.randn(total, ROPE, device=DEVICE).to(DTYPE),
-            kv_slots=torch.randperm(total, device=DEVICE).int(),
-            kv_delta=torch.where(late, -77, 0).int().to(DEVICE),
-            kv_b_proj=(torch.randn(H * (NOPE + V), RANK, device=DEVICE) * RANK**-0.5).to(DTYPE),
-            q_indptr=torch.tensor([0, *counts]).cumsum(0).int().to(DEVICE),
-            q_index=torch.cat(index).int().to(DEVICE),
-            kv_indptr=torch.tensor([0, *lens]).cumsum(0).int().to(DEVICE),
-            kv_len=torch.tensor(lens).int().to(DEVICE),
-            inv_freq=10_000.0 ** (-torch.arange(0, ROPE, 2, device=DEVICE) / ROPE),
-        )
+        self.q = torch.randn(H, sum(counts), NOPE + ROPE, device=DEVICE).to(DTYPE).transpose(0, 1)
+        self.c_kv = torch.randn(total, RANK, device=DEVICE).to(DTYPE)
+        self.k_pe = torch.randn(total, ROPE, device=DEVICE).to(DTYPE)
+        self.kv_slots = torch.randperm(total, device=DEVICE).int()
+        self.kv_delta = torch.where(late, -77, 0).int().to(DEVICE)
+        self.kv_b_proj = (torch.randn(H * (NOPE + V), RANK, device=DEVICE) * RANK**-0.5).to(DTYPE)
+        self.q_indptr = torch.tensor([0, *counts]).cumsum(0).int().to(DEVICE)
+        self.q_index = torch.cat(pick).int().to(DEVICE)
+        self.kv_indptr = torch.tensor([0, *lens]).cumsum(0).int().to(DEVICE)
+        self.kv_len = torch.tensor(lens).int().to(DEVICE)
+        self.inv_freq = 10_000.0 ** (-torch.arange(0, ROPE, 2, device=DEVICE) / ROPE)
 
     @property
     def tflop(self) -> float:
@@ -168,35 +143,34 @@ def in_time(what: str) -> bool:
     return not late
 
 
-def named(tiles: gpu.Tiles) -> str:
-    group = tiles.head_group or "L2"
-    return f"m={tiles.block_m} n={tiles.block_n} warps={tiles.num_warps} stages={tiles.num_stages} heads={group}"
+def failed(failure: BaseException) -> str:
+    return f"failed: {type(failure).__name__}: {str(failure)[:300]}"
 
 
 def compile_all() -> None:
     """Every variant that the sections launch, in parallel on the host."""
-    one, four = Layer.random((256,), (130,)), Layer.random((256, 40, 256, 7), (130, 1, 33, 7))
+    one, four = Layer((256,), (130,)), Layer((256, 40, 256, 7), (130, 1, 33, 7))
     jobs: list[Callable[[], Any]] = [one.absorbed, four.absorbed]
     for layer, tiles, splits in (
         *((one, tiles, 1) for tiles in SWEEP),
         *((one, gpu.LONG, splits) for splits in (2, 4, 8)),
         *((one, gpu.SHORT, splits) for splits in (8, 16)),
         *((four, gpu.LONG, splits) for splits in (1, 2)),
-        (four, gpu.SHORT, 2),
+        *((four, gpu.SHORT, splits) for splits in (2, 4)),
     ):
         jobs.append(partial(layer.attend, *layer.expand(), tiles=tiles, num_splits=splits))
     with ThreadPoolExecutor(len(jobs)) as pool:
         running = [pool.submit(job) for job in jobs]
     for job in running:
         if (failure := job.exception()) is not None:
-            print(f"a variant failed: {type(failure).__name__}: {str(failure)[:300]}")
+            print(f"a variant {failed(failure)}")
     torch.cuda.synchronize()
 
 
 def checks() -> None:
     lens, counts = ((24, 9), (7, 9)) if SMOKE else ((4096, 3000, 500), (1024, 300, 1))
     for gaps in (False, True):
-        layer = Layer.random(lens, counts, gaps)
+        layer = Layer(lens, counts, gaps)
         kv, keys = layer.expand()
         want_kv, want_keys = layer.expand(reference)
         require(relative_error(kv, want_kv), TOLERANCE, "gather, latents")
@@ -210,7 +184,7 @@ def checks() -> None:
 
 def gathers() -> None:
     for n in (24,) if SMOKE else (2048, 8192, 32768, 131072):
-        layer = Layer.random((n,), (1,))
+        layer = Layer((n,), (1,))
         size = 2 * n * (RANK + ROPE) * layer.c_kv.element_size()
         rows = torch.empty(2, size // 2, dtype=torch.uint8, device=DEVICE)
         copy = measure(partial(rows[0].copy_, rows[1]))
@@ -225,8 +199,9 @@ def gathers() -> None:
     print("(short lists stay in L2: the copy beside them says what that gives)")
 
 
-def checked(layer: Layer, tiles: gpu.Tiles) -> float:
+def checked(tiles: gpu.Tiles) -> float:
     """Error of a choice on a case small enough for the twin."""
+    layer = Layer((20,), (13,), gaps=True) if SMOKE else Layer((3000,), (700,), gaps=True)
     kv, keys = layer.expand()
     return relative_error(layer.attend(kv, keys, tiles=tiles, num_splits=1), layer.want(kv, keys))
 
@@ -236,43 +211,30 @@ def rate(layer: Layer, took_ms: float) -> str:
 
 
 def sweep() -> None:
-    small = Layer.random((20,), (13,), gaps=True) if SMOKE else Layer.random((3000,), (700,), gaps=True)
-    layers = [Layer.random((n,), (t,)) for t, n in CASES]
+    layers = [Layer((n,), (t,)) for t, n in CASES]
     expanded = [layer.expand() for layer in layers]
-    for tiles in SMOKE_SWEEP if SMOKE else SWEEP:
-        if not in_time(named(tiles)):
-            continue
+
+    def line(name: str, tiles: gpu.Tiles) -> None:
+        if not in_time(name):
+            return
         try:
-            error = checked(small, tiles)
-            require(error, TOLERANCE, named(tiles))
-            took = [measure(partial(layer.attend, *rows, tiles=tiles), long=True)
-                    for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
+            error = checked(tiles)
+            require(error, TOLERANCE, name)
+            runs = [partial(layer.attend, *rows, tiles=tiles) for layer, rows in zip(layers, expanded, strict=True)]
+            cells = [rate(layer, measure(run, long=True)) for layer, run in zip(layers, runs, strict=True)]
         except Exception as failure:
-            print(f"{named(tiles):52s} failed: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
-            continue
-        cells = [f"{t} over {n}: {rate(layer, ms)}" for (t, n), layer, ms in zip(CASES, layers, took, strict=True)]
-        print(f"{named(tiles):52s} off {error:.0e} | " + " | ".join(cells), flush=True)
+            cells, error = [failed(failure)], float("nan")
+        print(f"{name:40s} off {error:.0e} | " + " | ".join(cells), flush=True)
 
-
-def choices() -> None:
-    """What LONG leaves open: heads launched together; SETTLE."""
+    print(" " * 51 + "| " + " | ".join(f"{f'{t} over {n}':>28s}" for t, n in CASES))
+    for tiles in (gpu.EXACT,) if SMOKE else SWEEP:
+        line(f"m={tiles.block_m} n={tiles.block_n} warps={tiles.num_warps} stages={tiles.num_stages}", tiles)
     base = gpu.EXACT if SMOKE else gpu.LONG
-    layers = [Layer.random((n,), (t,)) for t, n in CASES]
-    expanded = [layer.expand() for layer in layers]
-    for group in HEAD_GROUPS:
-        if in_time(f"head group {group}"):
-            tiles = replace(base, head_group=group)
-            cells = [rate(layer, measure(partial(layer.attend, *rows, tiles=tiles), long=True))
-                     for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
-            print(f"{named(tiles):52s} | " + " | ".join(cells), flush=True)
-    if in_time("SETTLE = False"):
-        gpu.SETTLE = False
-        try:
-            cells = [rate(layer, measure(partial(layer.attend, *rows, tiles=base), long=True))
-                     for layer, rows in zip(layers, expanded, strict=True)]  # fmt: skip
-            print(f"{'SETTLE = False':52s} | " + " | ".join(cells), flush=True)
-        finally:
-            gpu.SETTLE = True
+    for group in (1, 4, 16):
+        line(f"first, {group} heads together", replace(base, head_group=group))
+    gpu.SETTLE = False
+    line("first, SETTLE = False", base)
+    gpu.SETTLE = True
 
 
 def rivals() -> None:
@@ -280,7 +242,7 @@ def rivals() -> None:
     for t, n in CASES:
         if t != n:
             continue
-        layer = Layer.random((n,), (t,))
+        layer = Layer((n,), (t,))
         kv, keys = layer.expand()
         q = layer.q.transpose(0, 1)[None].contiguous()
         k = torch.cat([kv[..., :NOPE], keys[:, None].expand(-1, H, -1)], dim=-1).transpose(0, 1)[None].contiguous()
@@ -299,7 +261,7 @@ def rivals() -> None:
                     require(error, 2 * TOLERANCE, name)
                     print(f"{t} over {n}: {name} {rate(layer, measure(run, long=True))}", flush=True)
             except Exception as failure:
-                print(f"{t} over {n}: {name} failed: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
+                print(f"{t} over {n}: {name} {failed(failure)}", flush=True)
 
 
 def both_forms(name: str, layer: Layer) -> None:
@@ -309,7 +271,7 @@ def both_forms(name: str, layer: Layer) -> None:
         rows = layer.expand()
         alone = measure(partial(layer.attend, *rows))
     except Exception as failure:
-        print(f"{name} failed: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
+        print(f"{name} {failed(failure)}", flush=True)
         return
     winner = "expanded" if expanded < absorbed else "absorbed"
     print(f"{name}: absorbed {absorbed * 1e3:8.0f} us, expanded {expanded * 1e3:8.0f} us "
@@ -317,15 +279,11 @@ def both_forms(name: str, layer: Layer) -> None:
 
 
 def crossing() -> None:
-    for t, n in CROSSING:
-        if in_time(f"{t} over {n}"):
-            both_forms(f"{t:5d} over {n:6d}", Layer.random((n,), (t,)))
-
-
-def mixed() -> None:
-    for t in MIXED_QUERIES:
-        if in_time(f"{t} each over {MIXED}"):
-            both_forms(f"{t:5d} each over {MIXED}", Layer.random(MIXED, [min(t, n) for n in MIXED]))
+    for lens in PACKS:
+        for t in COUNTS:
+            name = f"{t:5d} over {' + '.join(map(str, lens))}"
+            if in_time(name):
+                both_forms(name, Layer(lens, [min(t, n) for n in lens]))
 
 
 if __name__ == "__main__":
@@ -338,7 +296,5 @@ if __name__ == "__main__":
     section("tiles", sweep)
     section("torch's attention", rivals)
     section("gather against a copy of as many bytes", gathers)
-    section("where the expanded form begins to pay: one sequence", crossing)
-    section("and four", mixed)
-    section("other choices", choices)
+    section("where the expanded form begins to pay", crossing)
     print(f"\n{time.monotonic() - STARTED:.0f} s")

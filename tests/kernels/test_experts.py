@@ -115,6 +115,12 @@ def test_no_tokens(gpu: Any) -> None:
     assert gpu.route(args["x"], args["x"].new_zeros(4, 16), 2, 1.0)[0].shape == (0, 2)
 
 
+def test_weights_in_another_order_are_refused(gpu: Any) -> None:
+    args = make(3, 4, 2, 16, 16)
+    with pytest.raises(ValueError, match="contiguous"):
+        gpu.experts(**args | {"down": args["down"].transpose(1, 2)})
+
+
 def test_a_token_does_not_depend_on_the_others(gpu: Any) -> None:
     """The same bits in any company of its own block size: nothing is summed across rows."""
     args = make(20, 4, 2, 32, 16, shared=1)

@@ -229,11 +229,11 @@ def route(x: Tensor, weight: Tensor, top_k: int, scale: float) -> tuple[Tensor, 
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     index = torch.empty(num_tokens, top_k, dtype=torch.int32, device=x.device)
     _logits_kernel[(num_tokens, splits)](
-        x, x.stride(0), weight, part,
+        x, x.stride(0), weight.contiguous(), part,
         E=num_experts, K=hidden, NUM_SPLITS=splits, BLOCK_E=block_e, BLOCK_K=block_k,
     )  # fmt: skip
     _route_kernel[(num_tokens,)](
-        part, weights, index, scale,
+        part, weights, index, float(scale),
         E=num_experts, TOP_K=top_k, NUM_SPLITS=splits, BLOCK_E=block_e,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
     )  # fmt: skip
@@ -252,6 +252,8 @@ def experts(
 ) -> Tensor:
     """See `leyline_kernels.experts`. max_pairs, tiles: override the choices made here (tests, tuning)."""
     require_contiguous_rows(x=x)
+    if not (gate_up.is_contiguous() and down.is_contiguous()):
+        raise ValueError("gate_up and down must be contiguous")
     per_token = top_k_index.shape[-1] + shared
     num_pairs = x.shape[0] * per_token
     if num_pairs == 0:
@@ -367,6 +369,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype, device=gate_up.device)
     num_rows = out.numel() // max(width, 1)
     if num_rows:
-        block = min(1024, triton.next_power_of_2(width))
+        block = min(2048, triton.next_power_of_2(width))
         _silu_mul_kernel[(num_rows, triton.cdiv(width, block))](gate_up, out, N=width, BLOCK_N=block)
     return out
