@@ -88,15 +88,15 @@ class Stepper:
     def _launch_lane(self, chosen: list[tuple[LocalRequest, int]], lane: _Lane, launched: list[_Launched]) -> None:
         if not chosen:
             return
-        shares: list[Share] = []
+        slots = np.zeros(0, np.int32)
         try:
-            for request, count in chosen:
-                index, samples = request.next(count)
-                shares.append(Share(request, index, self._admission.allocate(index.astype(np.int32)), samples))
+            parts = [(request, *request.next(count)) for request, count in chosen]
+            slots = self._admission.allocate(np.concatenate([index for _, index, _ in parts]).astype(np.int32))
+            each = np.split(slots, np.cumsum([len(index) for _, index, _ in parts])[:-1])
+            shares = [Share(r, index, own, samples) for (r, index, samples), own in zip(parts, each, strict=True)]
             outcome = lane(shares)
         except Exception as error:
-            for share in shares:
-                self._cache.release(share.slots)
+            self._cache.release(slots)
             if len(chosen) == 1:
                 self._fail(chosen[0][0], error)
             for one in chosen if len(chosen) > 1 else ():

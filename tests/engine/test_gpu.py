@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from leyline_server.engine.engine import EndReason
 from leyline_server.model.load import load
+from leyline_server.sampling import Sampler, SamplingParams
 from tests.engine import models
 from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
@@ -14,6 +16,7 @@ from tests.engine.pairs import Pair, worst
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
+GREEDY = SamplingParams()
 # The attention of DeepSeek-V2-Lite; the rest is small.
 LITE = {
     "hidden_size": 512,
@@ -80,3 +83,17 @@ def test_packed_decodes_equal_running_alone(both):
     for text, run in zip(texts, runs, strict=True):
         want = full_forward(reference, [*text, *run.tokens])[len(text) - 1 : -1]
         assert worst(run.logits.cpu(), want) < 1e-3
+
+
+def test_no_step_waits_for_the_device_but_to_read_its_tokens(both):
+    path, _ = both
+    rig = Rig(load(path, torch.bfloat16, torch.device("cuda")), num_slots=2048, prefill_chunk=64, check=False)
+    runs = [rig.generate(rig.open(random_ids(40 + 50 * i, seed=i)), 8, sampling=GREEDY) for i in range(3)]
+    for run in runs:
+        run.request.sampler = Sampler(GREEDY)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rig.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(run.end is EndReason.LENGTH for run in runs), [run.error for run in runs]
