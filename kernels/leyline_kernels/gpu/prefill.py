@@ -35,7 +35,7 @@ class Tiles:
     """Heads whose blocks are launched together, heaviest first; 0: as many as L2_BYTES hold."""
 
 
-LONG = Tiles(block_m=128, block_n=128, num_warps=8, num_stages=2)
+LONG = Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3)
 SHORT = Tiles(block_m=64, block_n=64, num_warps=4, num_stages=2)
 EXACT = Tiles(block_m=MIN_DOT, block_n=MIN_DOT, num_warps=4, num_stages=1)
 """fp32: dots run without tensor cores, from shared memory."""
