@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --mypy_out=quiet:proto \
 	--grpc_python_out=proto --mypy_grpc_out=quiet:proto proto/leyline_proto/leyline.proto
 
-.PHONY: demo test check proto clean
+.PHONY: demo test check proto bench clean
 
 demo: $(READY)  ## the agent loop on the embedded model, five arms, a table and a picture; TRACE=path replays a recording
 	$(BIN)/python -m demo $(if $(TRACE),--trace "$(TRACE)")
@@ -21,6 +21,9 @@ check: $(READY)  ## ruff, mypy --strict, buf lint, generated code is current
 	$(BIN)/buf lint
 	PATH="$(abspath $(BIN)):$$PATH" $(PROTOC)
 	git diff --exit-code --stat -- proto
+
+bench: $(READY)  ## the benchmarks that this machine can run: checked, timed, tables, benchmarks/results; TRACES=dir
+	$(BIN)/python -m benchmarks.run --all $(if $(TRACES),--traces "$(TRACES)")
 
 proto: $(READY)  ## generates the code beside leyline.proto
 	PATH="$(abspath $(BIN)):$$PATH" $(PROTOC)

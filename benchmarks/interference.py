@@ -1,0 +1,108 @@
+"""A FORGET beside others: the longest wait for a token of eight decoding sessions while one computes 30k tokens again.
+
+Goal: at most one chunk more than their usual step. The chunk is timed in the same run, with nobody beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks import agreement, drive
+from benchmarks.bench import Bench, require
+from benchmarks.record import Measured, measured
+from benchmarks.registry import Bed
+from benchmarks.serving import clocked
+from leyline_server.engine.engine import Engine, RowEdit, SequenceId
+
+ROUNDS = 3
+OTHERS = 8
+BEFORE = 24  # steps of the others before the FORGET
+
+
+def _sizes(bed: Bed) -> tuple[int, int, int]:
+    """(tokens of the one that forgets, where it cuts, tokens of each of the others)."""
+    return bed.size(32_768, 400), bed.size(2_048, 40), bed.size(4_096, 32)
+
+
+def cases(bed: Bed) -> Sequence[str]:
+    length, cut, _ = _sizes(bed)
+    return [f"{OTHERS} decode, one computes {(length - cut) // 1024}k again" if bed.shape.full else "small"]
+
+
+def check(bed: Bed) -> None:
+    """A FORGET computes all that stands behind it, and nobody else a row more than its tokens."""
+    agreement.check(bed)
+    length, cut, _ = _sizes(bed)
+    engine = bed.parts().engine
+    (sequence,) = drive.prefill(engine, [bed.ids(length, seed=1)])
+    before = engine.stats().rows_computed
+    _forget(engine, sequence, bed, seed=2)
+    drive.run(engine, drive.compute(engine, sequence))
+    computed = engine.stats().rows_computed - before
+    require(computed == length - cut, f"a FORGET at {cut} of {length} computed {computed} rows")
+    engine.close(sequence)
+
+
+def _forget(engine: Engine, sequence: SequenceId, bed: Bed, seed: int) -> None:
+    """As many tokens come as go, so that every round computes as much."""
+    _, cut, _ = _sizes(bed)
+    engine.splice(sequence, [RowEdit(cut, cut + 32, tuple(bed.ids(32, seed)), f"f{seed}", forget=True)])
+
+
+def rows(bed: Bed, case: str) -> Iterable[Measured]:
+    length, _, other = _sizes(bed)
+    engine = bed.parts().engine
+    (victim,) = drive.prefill(engine, [bed.ids(length, seed=3)])
+    others = drive.prefill(engine, (bed.ids(other, seed=10 + seed) for seed in range(OTHERS)))
+    chunks, usual, longest = list[float](), list[float](), list[float]()
+    for number in range(ROUNDS + 1):
+        _forget(engine, victim, bed, seed=100 + 2 * number)
+        chunk = max(_chunk_times(engine, victim))
+        _forget(engine, victim, bed, seed=101 + 2 * number)
+        calm, wait = _beside(engine, victim, others, bed.size(2048, 160))
+        for sequence in others:
+            engine.truncate(sequence, other)
+        if number:  # the first round warms up
+            chunks.append(chunk * 1e3)
+            usual += [seconds * 1e3 for seconds in calm]
+            longest.append(wait * 1e3)
+    drive.close(engine, [victim, *others])
+    chunk_ms = measured(case, "one chunk, alone", "longest step", chunks, "ms")
+    calm_ms = measured(case, "others, before", "between tokens", usual, "ms")
+    yield chunk_ms
+    yield calm_ms
+    assert chunk_ms.value is not None
+    assert calm_ms.value is not None
+    worst = measured(case, "others, beside a FORGET", "longest between tokens", longest, "ms")
+    yield worst.at_most(calm_ms.value + chunk_ms.value, bed.full)
+
+
+def _chunk_times(engine: Engine, victim: SequenceId) -> list[float]:
+    with clocked(engine) as clock:
+        drive.run(engine, drive.compute(engine, victim))
+    return [b - a for a, b in zip(clock.begun, clock.ended, strict=True)]
+
+
+def _beside(engine: Engine, victim: SequenceId, others: Sequence[SequenceId], most: int) -> tuple[list[float], float]:
+    """(seconds between tokens before the FORGET, the longest once it was asked for and until it was done)."""
+    watches = [drive.generate(engine, sequence, most) for sequence in others]
+    while any(len(watch.times) < BEFORE for watch in watches):
+        engine.step()
+    asked = drive.compute(engine, victim)
+    while asked.end is None:
+        engine.step()
+    for watch in watches:
+        watch.cancel()
+    drive.run(engine, *watches)
+    calm, waits = list[float](), list[float]()
+    for watch in watches:
+        for earlier, later in zip(watch.times, watch.times[1:], strict=False):
+            if later < asked.begun:
+                calm.append(later - earlier)
+            elif earlier < asked.ended_at:
+                waits.append(later - earlier)
+    require(len(waits) > 0, "nobody decoded beside the FORGET")
+    return calm[OTHERS * 4 :], max(waits)
+
+
+BENCH = Bench("interference", "cpu", check, cases, rows)

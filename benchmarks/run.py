@@ -1,0 +1,113 @@
+"""`python -m benchmarks.run NAME ..`: checks a benchmark's result, then times it, prints a table, writes NAME.jsonl.
+
+Without a GPU the same code runs at a toy's sizes, in seconds, and no goal is judged. One model is made for all
+benchmarks of a run. A benchmark that fails is reported and the next one runs; the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks import tables
+from benchmarks.bench import Bench
+from benchmarks.record import Recorder, Row
+from benchmarks.registry import SHAPES, Bed
+
+NAMES = ("rotate", "decode", "prefill", "splice", "streams", "interference", "paper_table", "traces")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    names = list(NAMES) if args.all else args.names
+    if not names:
+        _parser().error("name a benchmark, or --all")
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shape = SHAPES[args.shape or ("lite" if device.type == "cuda" else "toy")]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    traces = args.traces or (Path(os.environ["LEYLINE_TRACES"]) if os.environ.get("LEYLINE_TRACES") else None)
+    bed = Bed(shape, device, dtype, args.model, traces)
+    # What is scaled down never takes the place of real results.
+    out = args.out or (RESULTS if bed.full or args.model else RESULTS / shape.name)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    command = "python -m benchmarks.run " + shlex.join(argv if argv is not None else sys.argv[1:])
+    failed, begun = [], time.monotonic()
+    for name in names:
+        if args.budget_s and time.monotonic() - begun > args.budget_s:
+            console.print(f"[yellow]{name}: left out, {args.budget_s:g} s are over[/]")
+            failed.append(name)
+            continue
+        bench: Bench = import_module(f"benchmarks.{name}").BENCH
+        if why := unfit(bench, bed):
+            console.print(f"[yellow]{name}: left out, {why}[/]")
+            continue
+        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bed.about, command)
+        started = time.monotonic()
+        try:
+            run(bench, bed, recorder, console, args.cases)
+        except Exception:
+            console.print(f"[bold red]{name} failed[/]")
+            console.print_exception(width=140, max_frames=12)
+            failed.append(name)
+            bed.drop()
+        if recorder.rows:
+            console.print(tables.table(recorder.rows))
+        console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s, {out / f'{name}.jsonl'}[/]")
+    if failed:
+        console.print(f"[bold red]not done: {', '.join(failed)}[/]")
+    return 1 if failed else 0
+
+
+def run(bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: str = "") -> list[Row]:
+    """One benchmark: its check, then its cases whose names have `only` in them."""
+    begun = time.monotonic()
+    _say(console, bench, "checking", begun)
+    bench.check(bed)
+    for case in bench.cases(bed):
+        if only in case:
+            _say(console, bench, case, begun)
+            for figure in bench.rows(bed, case):
+                recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
+                value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
+                console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
+    return recorder.rows
+
+
+def unfit(bench: Bench, bed: Bed) -> str:
+    """Why a benchmark can't run here; empty when it can."""
+    if bench.needs == "cuda" and bed.device.type != "cuda":
+        return "it needs a GPU"
+    return bench.missing(bed)
+
+
+def _say(console: Console, bench: Bench, what: str, begun: float) -> None:
+    console.print(f"[bold]{bench.name}[/]: {what} [dim]({time.monotonic() - begun:.0f} s)[/]")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--all", action="store_true", help="all of them, in this order")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="default: lite on a GPU, toy on a CPU")
+    parser.add_argument("--model", help="a checkpoint directory instead of random weights")
+    parser.add_argument("--traces", type=Path, help="recorded conversations (default: LEYLINE_TRACES)")
+    parser.add_argument("--cases", default="", help="only cases with this in their name")
+    parser.add_argument("--out", type=Path, help="where NAME.jsonl goes")
+    parser.add_argument("--budget-s", type=float, default=0, help="start no benchmark after this many seconds")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
