@@ -72,7 +72,7 @@ def decode(
     kv_start, kv_len: [B] int32   sequence b's entry j stands at place kv_start[b] + j of the two below, j < kv_len[b]
     kv_slots:   [N] int32      the entry's slot
     kv_delta:   [N] int32      logical index - written_at; None is the caller's promise that every delta is 0
-    max_len:    a bound on the longest sequence known on the host; only the number of splits depends on it
+    max_len:    a bound on the longest sequence known on the host; only the size of the launch depends on it
 
     Places outside the sequences (gaps of a table kept at its full size) are never read. Deltas are meant to be equal
     over long runs, as edits leave them: a tile of one delta costs no turning. A sequence without entries gives

@@ -22,10 +22,14 @@ WRONG = 0.01
 """Less than any mistake here errs by: keys turned one position too far 0.04."""
 
 LENS = (37, 1, 0, 53)
-SHAPES = [(1, 24, 16, 3), (3, 40, 32, 1), (16, 128, 64, 2), (21, 33, 16, 1)]
-"""heads, rank, rope, splits."""
-
-MOVED = ["uniform", "pieces", "all-different"]
+CASES = [
+    (1, 24, 16, 3, "interleaved", "pieces"),
+    (3, 40, 32, 1, "halves", "pieces"),
+    (3, 40, 32, 2, "halves", "uniform"),
+    (6, 128, 64, 2, "interleaved", "all-different"),
+    (17, 33, 16, 1, "interleaved", "uniform"),
+]
+"""heads, rank, rope, programs, layout, deltas."""
 
 MakeBatch = Callable[..., Any]
 Measure = Callable[[Tensor, Tensor], float]
@@ -35,6 +39,13 @@ def queries(lens: tuple[int, ...], counts: tuple[int, ...], device: str) -> tupl
     """q_indptr and q_index: `counts` queries per sequence, at a random subset of its indices in random order."""
     index = [torch.randperm(n, device=device)[:count] for n, count in zip(lens, counts, strict=True)]
     return torch.tensor([0, *counts], device=device).cumsum(0).int(), torch.cat(index).int()
+
+
+def tiling(programs: int) -> Any:
+    """The smallest tiles, and so many programs on the interpreter's one processor."""
+    from leyline_kernels.gpu.split import Tiling
+
+    return Tiling(block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1)
 
 
 @pytest.fixture
@@ -50,55 +61,60 @@ def kernels(on_triton: None) -> Any:
     return both
 
 
-@pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
-@pytest.mark.parametrize("deltas", MOVED)
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize(("heads", "rank", "rope", "programs", "layout", "deltas"), CASES)
 def test_decode_equals_its_twin(
-    layout: str,
-    deltas: str,
     heads: int,
     rank: int,
     rope: int,
-    num_splits: int,
+    programs: int,
+    layout: str,
+    deltas: str,
     batch: MakeBatch,
     kernels: Any,
     relative_error: Measure,
 ) -> None:
     b = batch(LENS, heads, rank, rope, layout, deltas=deltas)
-    got, want = kernels.decode(**b.args(), num_splits=num_splits), reference.decode(**b.args())
+    got, want = kernels.decode(**b.args(), tiling=tiling(programs)), reference.decode(**b.args())
     assert relative_error(got, want) < TIGHT
     assert got[2].eq(0).all(), "a sequence without entries"
     for wrong in (None, b.kv_delta + 1, -b.kv_delta):
-        other = b.but(kv_delta=wrong).args()
-        assert relative_error(reference.decode(**other), want) > WRONG, "the twin's rotation is wrong"
-        assert relative_error(kernels.decode(**other, num_splits=num_splits), want) > WRONG, "rotation is wrong"
+        assert relative_error(reference.decode(**b.but(kv_delta=wrong).args()), want) > WRONG, "rotation is wrong"
 
 
-@pytest.mark.parametrize(("heads", "rank", "rope", "num_splits"), SHAPES)
-@pytest.mark.parametrize("deltas", MOVED)
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize(("heads", "rank", "rope", "programs", "layout", "deltas"), CASES)
 def test_extend_equals_its_twin(
-    layout: str,
-    deltas: str,
     heads: int,
     rank: int,
     rope: int,
-    num_splits: int,
+    programs: int,
+    layout: str,
+    deltas: str,
     batch: MakeBatch,
     kernels: Any,
     relative_error: Measure,
     device: str,
 ) -> None:
-    counts = (9, 1, 0, 11)
+    counts = (5, 1, 0, 7)
     b = batch(LENS, heads, rank, rope, layout, num_queries=sum(counts), deltas=deltas)
     q_indptr, q_index = queries(LENS, counts, device)
     args = b.args() | {"q_indptr": q_indptr, "q_index": q_index}
-    got, want = kernels.extend(**args, num_splits=num_splits), reference.extend(**args)
+    got, want = kernels.extend(**args, tiling=tiling(programs)), reference.extend(**args)
     assert relative_error(got, want) < TIGHT
     shifted = args | {"q_index": (q_index - 1).clamp(min=0)}
     assert relative_error(reference.extend(**shifted), want) > WRONG, "the causal mask off by one"
-    still = args | {"kv_delta": None}
-    assert relative_error(kernels.extend(**still, num_splits=num_splits), want) > WRONG, "rotation off"
+
+
+@pytest.mark.parametrize("off_by", [1, -1])
+def test_keys_turned_one_position_off(
+    off_by: int, batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+) -> None:
+    """The negative of the tests above: of a uniform delta, and where the delta changes inside a tile."""
+    for deltas in ("uniform", "pieces"):
+        b = batch((40,), heads=1, deltas=deltas)
+        wrong = b.but(kv_delta=b.kv_delta + off_by)
+        assert relative_error(kernels.decode(**wrong.args()), reference.decode(**b.args())) > WRONG
+        at_end = {"q_indptr": torch.tensor([0, 1], device=device).int(), "q_index": b.kv_len - 1}
+        assert relative_error(kernels.extend(**wrong.args(), **at_end), reference.decode(**b.args())) > WRONG
 
 
 def test_many_short_sequences_find_their_blocks(
@@ -117,8 +133,8 @@ def test_lengths_at_the_edges_of_tiles(
     lens: tuple[int, ...], batch: MakeBatch, kernels: Any, relative_error: Measure
 ) -> None:
     b = batch(lens)
-    for num_splits in (1, 5):
-        got = kernels.decode(**b.args(), num_splits=num_splits)
+    for programs in (1, 5):
+        got = kernels.decode(**b.args(), tiling=tiling(programs))
         assert relative_error(got, reference.decode(**b.args())) < TIGHT
 
 

@@ -21,6 +21,7 @@ WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-5}
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+DELTAS = pytest.mark.parametrize("deltas", ["uniform", "pieces", "all-different", None])
 LAYOUTS = pytest.mark.parametrize("layout", ["interleaved", "halves"])
 
 
@@ -80,22 +81,27 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize("lens", [[8192], [32768], [8192, 1, 5000, 0, 31], [8000 + i for i in range(16)]], ids=str)
-def test_decode(lens: list[int], dtype: torch.dtype, layout: str, record_property: Any) -> None:
-    args = make(lens, len(lens), dtype, layout)
-    got = leyline_kernels.decode(**args)
+@DELTAS
+def test_decode(lens: list[int], deltas: str | None, dtype: torch.dtype, layout: str) -> None:
+    args = make(lens, len(lens), dtype, layout, deltas)
+    got = leyline_kernels.decode(**args, max_len=max(lens))
     want = reference.decode(**wider(args, dtype))
     error = relative_error(got, want)
-    print(f"error decode {lens[0]} x {len(lens)} {dtype} {layout}: {error:.1e}")
+    print(f"error decode {lens[0]} x {len(lens)} {deltas} {dtype} {layout}: {error:.1e}")
     assert error < TOLERANCE[dtype]
-    assert relative_error(leyline_kernels.decode(**args | {"kv_delta": None}), want) > 0.05
-    assert torch.equal(leyline_kernels.decode(**args), got)
+    assert torch.equal(leyline_kernels.decode(**args, max_len=max(lens)), got)
+    if deltas is not None:
+        assert relative_error(leyline_kernels.decode(**args | {"kv_delta": None}), want) > 0.05, "rotation off"
+        off_by_one = args | {"kv_delta": args["kv_delta"] + 1}
+        assert relative_error(leyline_kernels.decode(**off_by_one), want) > 2 * TOLERANCE[dtype], "one position off"
 
 
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize(("lens", "counts"), [([8192], [512]), ([32768], [64]), ([4096, 7, 900, 2000], [1, 7, 300, 0])])
-def test_extend(lens: list[int], counts: list[int], dtype: torch.dtype, layout: str) -> None:
-    args = make(lens, sum(counts), dtype, layout)
+@DELTAS
+def test_extend(lens: list[int], counts: list[int], deltas: str | None, dtype: torch.dtype, layout: str) -> None:
+    args = make(lens, sum(counts), dtype, layout, deltas)
     index = [torch.randperm(n, device="cuda")[:count] for n, count in zip(lens, counts, strict=True)]
     args |= {
         "q_indptr": torch.tensor([0, *counts], device="cuda").cumsum(0).int(),
@@ -103,9 +109,10 @@ def test_extend(lens: list[int], counts: list[int], dtype: torch.dtype, layout: 
     }
     got, want = leyline_kernels.extend(**args), reference.extend(**wider(args, dtype))
     error = relative_error(got, want)
-    print(f"error extend {counts} over {lens} {dtype} {layout}: {error:.1e}")
+    print(f"error extend {counts} over {lens} {deltas} {dtype} {layout}: {error:.1e}")
     assert error < TOLERANCE[dtype]
-    assert relative_error(leyline_kernels.extend(**args | {"kv_delta": None}), want) > 0.05
+    if deltas is not None:
+        assert relative_error(leyline_kernels.extend(**args | {"kv_delta": None}), want) > 0.05, "rotation off"
 
 
 @LAYOUTS
@@ -126,7 +133,10 @@ def test_rotate(dtype: torch.dtype, layout: str) -> None:
 
 
 def test_one_graph_serves_all_lengths() -> None:
-    """Decode is captured once; then lists, lengths and deltas change in place. Padding sequences give zeros."""
+    """Decode is captured once; then lists, lengths and deltas change in place. Padding sequences give zeros.
+
+    From one entry to all of them in one list: the split of the work follows the lengths.
+    """
     args = make([3000, 5000, 0], 3, torch.bfloat16, "interleaved", room=7000)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -135,15 +145,19 @@ def test_one_graph_serves_all_lengths() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = leyline_kernels.decode(**args, max_len=8192)
-    for lens in ([3000, 5000, 0], [1, 6500, 1499], [0, 0, 77]):
+    written = args["kv_slots"][args["kv_slots"] >= 0]
+    for lens in ([3000, 5000, 0], [1, 6500, 1499], [0, 0, 77], [1, 1, 1], [6999, 16, 17]):
         lists = make(lens, 3, torch.bfloat16, "interleaved")
         args["kv_len"].copy_(lists["kv_len"])
         for b, (start, n) in enumerate(zip(args["kv_start"].tolist(), lens, strict=True)):
-            args["kv_slots"][start : start + n] = torch.randperm(8000, device="cuda")[:n]
+            args["kv_slots"][start : start + n] = written[torch.randperm(8000, device="cuda")[:n]]
             args["kv_delta"][start : start + n] = lists["kv_delta"][lists["kv_start"][b] :][:n]
         args["q_latent"].normal_()
         graph.replay()
         assert relative_error(out, reference.decode(**wider(args, torch.bfloat16))) < TOLERANCE[torch.bfloat16]
+    args["kv_len"].zero_()
+    graph.replay()
+    assert out.eq(0).all(), "a batch of padding"
 
 
 def timings() -> None:
@@ -158,13 +172,12 @@ def timings() -> None:
     line("copy 1 GiB", lambda: two[1].copy_(two[0]), 2**31)
     row_bytes = 2 * (RANK + ROPE)
     for count, n in ((1, 8192), (1, 32768), (16, 8192), (16, 32768)):
-        args = make([n] * count, count, torch.bfloat16, "interleaved")
         for name in ("all-different", "pieces", "uniform", None):
             args = make([n] * count, count, torch.bfloat16, "interleaved", name)
             line(f"decode {count} x {n} {name}", lambda a=args, n=n: leyline_kernels.decode(**a, max_len=n),
                  count * n * row_bytes)  # fmt: skip
-        halves = args | {"layout": "halves"}
-        line(f"decode {count} x {n} turned, halves", lambda a=halves, n=n: leyline_kernels.decode(**a, max_len=n),
+        halves = make([n] * count, count, torch.bfloat16, "halves")
+        line(f"decode {count} x {n} pieces, halves", lambda a=halves, n=n: leyline_kernels.decode(**a, max_len=n),
              count * n * row_bytes)  # fmt: skip
     for queries, n in ((64, 32768), (2048, 8192)):
         args = make([n], queries, torch.bfloat16, "interleaved")
