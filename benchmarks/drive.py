@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from benchmarks.registry import NAMESPACE
 from leyline_proto.refusal import Refusal
@@ -53,7 +54,7 @@ class Watch:
     @property
     def gaps(self) -> list[float]:
         """Seconds between neighbouring tokens."""
-        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.times)]
 
 
 def open_with(engine: Engine, ids: Sequence[int]) -> SequenceId:

@@ -109,7 +109,7 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "splice": ("splice", "edit", ("call", "in the server")),
     "splice_first_token": ("splice", "first token", ("first token",)),
     "streams": ("streams", "", ("step",)),
-    "interference": ("interference", "", ("longest step", "between tokens", "longest between tokens")),
+    "interference": ("interference", "", ("wall", "between tokens", "longest between tokens")),
     "paper_table": ("paper_table", "C =", ("end to end p50", "end to end p95", "first token", "hit rate")),
     "paper_table_cost": ("paper_table", "C =", ("prefilled", "peak slots", "energy")),
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "GPU-seconds")),

@@ -172,9 +172,14 @@ class Bed:
             return loading.load(self.model_path, self.dtype, self.device)
         return loading.prepare(random_model(self.shape.config, self.device, self.dtype), TINY, self.shape.name)
 
+    @property
+    def parts_chunk(self) -> int:
+        """Pending tokens in one step of `parts`, where nothing else is asked for."""
+        return self.size(2048, 32)
+
     def parts(self, prefill_chunk: int | None = None) -> Parts:
         """A built server with an empty cache. The last one is used again where the chunk is the same, else dropped."""
-        chunk = prefill_chunk or self.size(2048, 32)
+        chunk = prefill_chunk or self.parts_chunk
         if self._parts is not None and self._parts.config.prefill_chunk == chunk:
             empty(self._parts)
             return self._parts

@@ -7,6 +7,7 @@ benchmarks of a run. A benchmark that fails is reported and the next one runs; t
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import tables
 from benchmarks.bench import Bench
-from benchmarks.record import Recorder, Row
+from benchmarks.record import Recorder
 from benchmarks.registry import SHAPES, Bed
 
 NAMES = ("rotate", "decode", "prefill", "splice", "streams", "interference", "paper_table", "traces")
@@ -42,12 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or (RESULTS if bed.full or args.model else RESULTS / shape.name)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     command = "python -m benchmarks.run " + shlex.join(argv if argv is not None else sys.argv[1:])
-    failed, begun = [], time.monotonic()
+    failed, until = [], time.monotonic() + (args.budget_s or math.inf)
     for name in names:
-        if args.budget_s and time.monotonic() - begun > args.budget_s:
-            console.print(f"[yellow]{name}: left out, {args.budget_s:g} s are over[/]")
-            failed.append(name)
-            continue
         bench: Bench = import_module(f"benchmarks.{name}").BENCH
         if why := unfit(bench, bed):
             console.print(f"[yellow]{name}: left out, {why}[/]")
@@ -55,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bed.about, command)
         started = time.monotonic()
         try:
-            run(bench, bed, recorder, console, args.cases)
+            if left := run(bench, bed, recorder, console, args.cases, until):
+                console.print(f"[yellow]{name}: left out, {args.budget_s:g} s are over: {'; '.join(left)}[/]")
+                failed.append(name)
         except Exception:
             console.print(f"[bold red]{name} failed[/]")
             console.print_exception(width=140, max_frames=12)
@@ -69,19 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: str = "") -> list[Row]:
-    """One benchmark: its check, then its cases whose names have `only` in them."""
-    begun = time.monotonic()
+def run(
+    bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: str = "", until: float = math.inf
+) -> list[str]:
+    """One benchmark: its check, then its cases whose names have `only` in them. Returns those that it did not come to
+    `until` this moment of the monotonic clock."""
+    begun, cases = time.monotonic(), [case for case in bench.cases(bed) if only in case]
+    if begun > until:
+        return cases
     _say(console, bench, "checking", begun)
     bench.check(bed)
-    for case in bench.cases(bed):
-        if only in case:
-            _say(console, bench, case, begun)
-            for figure in bench.rows(bed, case):
-                recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
-                value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
-                console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
-    return recorder.rows
+    for number, case in enumerate(cases):
+        if time.monotonic() > until:
+            return cases[number:]
+        _say(console, bench, case, begun)
+        for figure in bench.rows(bed, case):
+            recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
+            value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
+            console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
+    return []
 
 
 def unfit(bench: Bench, bed: Bed) -> str:
@@ -105,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--traces", type=Path, help="recorded conversations (default: LEYLINE_TRACES)")
     parser.add_argument("--cases", default="", help="only cases with this in their name")
     parser.add_argument("--out", type=Path, help="where NAME.jsonl goes")
-    parser.add_argument("--budget-s", type=float, default=0, help="start no benchmark after this many seconds")
+    parser.add_argument("--budget-s", type=float, default=0, help="start no case after this many seconds")
     return parser
 
 

@@ -65,13 +65,14 @@ def script(
     for number, step in enumerate(recording.steps):
         if wait := step.wait_s * WAIT_FACTOR:
             yield time.perf_counter() + wait
-        cuts = history.cuts()
+        history.add([said.message for said in step.messages], number)
+        cuts = history.cuts()  # all in front of the new messages: what was not read yet is never cut
         reply = step.reply.all_ids
         # The reply's opening marker is the prompt's last token; its rest, where it is long, comes with the next turn.
         message = [*rest, *(one for said in step.messages for one in said.all_ids), reply[0]]
         forced, rest = reply[1 : 1 + decoded], reply[1 + decoded :]
         yield from conversation.turn(cuts, message, len(forced), forced)
-        history.add([*(said.message for said in step.messages), step.reply.message], number + 1)
+        history.add([step.reply.message], number + 1)
     conversation.close()
 
 

@@ -1,0 +1,102 @@
+"""The runner: rows and tables of a real benchmark, one that fails, one that can't run here, and the budget."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from benchmarks import run
+from benchmarks.bench import Bench, WrongResult
+from benchmarks.record import Measured, read
+
+
+@pytest.fixture
+def invent(monkeypatch):
+    """Benchmarks of a test's own, under names of the runner's."""
+
+    def add(name, check=lambda bed: None, needs="cpu", missing=lambda bed: ""):
+        ran = []
+
+        def rows(bed, case):
+            ran.append(case)
+            yield Measured(case, "arm", "time", 1.0, "ms").at_most(2.0, bed.full)
+
+        module = ModuleType(f"benchmarks.{name}")
+        module.BENCH = Bench(name, needs, check, lambda bed: ["one", "two"], rows, missing)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return ran
+
+    return add
+
+
+def test_a_real_one_from_check_to_file(tmp_path, capsys):
+    assert run.main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = read(tmp_path / "rotate.jsonl")
+    assert {(row.arm, row.metric) for row in rows} == {
+        ("copy", "bandwidth"), ("rotate", "time"), ("rotate", "bandwidth"), ("rotate", "share of copy"),
+    }  # fmt: skip
+    assert all(row.bench == "rotate" and "random weights" in row.versions["model"] for row in rows)
+    assert all(row.goal is None and row.met is None for row in rows), "a toy's figures are not judged"
+    assert all("scaled down" in row.case for row in rows)
+    assert all(row.command == f"python -m benchmarks.run rotate --device cpu --out {tmp_path}" for row in rows)
+    assert "share of copy" in capsys.readouterr().out
+
+
+def test_a_wrong_result_is_not_timed_and_the_next_one_runs(tmp_path, capsys, invent):
+    def wrong(bed):
+        raise WrongResult("it errs by 2")
+
+    first, second = invent("rotate", wrong), invent("splice")
+    assert run.main(["rotate", "splice", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert first == []
+    assert second == ["one", "two"]
+    assert read(tmp_path / "rotate.jsonl") == []
+    assert len(read(tmp_path / "splice.jsonl")) == 2
+    out = capsys.readouterr().out
+    assert "it errs by 2" in out
+    assert "not done: rotate" in out
+
+
+def test_cases_can_be_chosen(tmp_path, invent):
+    ran = invent("rotate")
+    run.main(["rotate", "--device", "cpu", "--out", str(tmp_path), "--cases", "tw"])
+    assert ran == ["two"]
+
+
+def test_what_this_machine_can_not_run_is_left_out(tmp_path, capsys, invent):
+    gpu, traces = invent("rotate", needs="cuda"), invent("traces", missing=lambda bed: "no recordings")
+    assert run.main(["rotate", "traces", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert gpu == traces == []
+    out = capsys.readouterr().out
+    assert "it needs a GPU" in out
+    assert "no recordings" in out
+
+
+def test_what_is_over_the_budget_is_left_out_and_said(tmp_path, capsys, invent):
+    first, second = invent("rotate"), invent("splice")
+    args = ["rotate", "splice", "--device", "cpu", "--out", str(tmp_path), "--budget-s", "1e-9"]
+    assert run.main(args) == 1
+    assert first == second == []
+    assert "not done: rotate, splice" in capsys.readouterr().out
+
+
+def test_a_name_that_is_none_is_refused():
+    with pytest.raises(SystemExit):
+        run.main(["rotat"])
+    with pytest.raises(SystemExit):
+        run.main([])
+
+
+def test_every_name_has_its_module():
+    from importlib import import_module
+
+    for name in run.NAMES:
+        assert import_module(f"benchmarks.{name}").BENCH.name == name
+
+
+def test_files_keep_to_their_budget():
+    for file in run.RESULTS.parent.glob("*.py"):
+        if not file.name.startswith(("tune_", "host_")):
+            assert len(file.read_text().splitlines()) <= 300, file
