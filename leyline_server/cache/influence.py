@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from leyline_server.cache.slots import Slots, SlotTable
+from leyline_server.cache.slots import Slots, SlotTable, indices
 from leyline_server.edit.rows import Contexts, Ids, added_to_context
 
 _BITS: Final = 22  # of a context that are looked up first: a table of 4 MB, that a cache holds
@@ -41,7 +41,8 @@ class Influence:
         """The rows of entries in list order; PENDING is passed over."""
         held = slots >= 0
         ids, slots = ids[held], slots[held]
-        at, contexts = table.written_at[slots], table.context[slots]
+        index = indices(slots)
+        at, contexts = table.written_at[index], table.context[index]
         exact = contexts != 0
         follows = np.zeros(len(slots), np.bool_)
         follows[1:] = contexts[1:] - contexts[:-1] == added_to_context(ids[1:], at[1:])
@@ -76,7 +77,7 @@ class Influence:
         index = at[inside] - start
         found = index[table.context[slots[index]] == firsts[inside]]
         if self._scattered:
-            found = np.concatenate([found, np.flatnonzero(self.among(table.context[slots]))[:1]])
+            found = np.concatenate([found, np.flatnonzero(self.among(table.context[indices(slots)]))[:1]])
         return int(found.min()) if len(found) else None
 
     def among(self, contexts: Contexts) -> NDArray[np.bool_]:

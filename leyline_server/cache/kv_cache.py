@@ -41,9 +41,9 @@ class KVCache:
 
     def release(self, slots: Slots) -> int:
         """One session fewer holds these slots. Returns the fall of slots in use."""
-        falls = self.table.last_session(slots)
+        before = self.table.in_use
         self._released(slots, Holder.SESSION)
-        return falls
+        return before - self.table.in_use
 
     def release_cached(self, slots: Slots) -> None:
         """One cache fewer holds these slots."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
-from leyline_server.cache.slots import Holder, Slots, SlotTable
+from leyline_server.cache.slots import Holder, Slots, SlotTable, indices
 
 Ids = NDArray[np.int32]
 Namespace = tuple[str, ...]
@@ -204,7 +204,7 @@ class PrefixTree:
 
     def _now_cached(self, slots: Slots) -> None:
         """No session holds these slots any more: their nodes have something to free."""
-        numbers = self._node_of[slots]
+        numbers = self._node_of[indices(slots)]
         firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
         for number in set(firsts.tolist()) - {-1}:
             self._queue(self._by_number[number])

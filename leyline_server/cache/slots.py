@@ -53,9 +53,8 @@ class SlotTable:
         # The hash of the tokens up to and including this one that the row was computed from, when all of them
         # were exact; 0 when they were not. See edit/rows.py.
         self.context = np.zeros(num_slots, np.uint64)
-        self._refs = (np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32))  # by holder
+        self._refs = np.zeros((2, num_slots), np.int32)  # by holder
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: the lowest slot on top
-        self._place = np.zeros(num_slots, np.int32)  # scratch
         self._marks = np.zeros(num_slots, np.bool_)  # all false between calls
         self.num_free = num_slots
         self.in_use = 0  # slots that at least one session holds
@@ -81,7 +80,7 @@ class SlotTable:
 
     def retain(self, slots: Slots, holder: Holder) -> None:
         """Adds one reference of `holder` to every slot of the list; PENDING is passed over."""
-        held, counts = self._counted(slots)
+        held, counts = _counted(slots)
         own, other = self._refs[holder], self._refs[1 - holder]
         before = own[held]
         fresh = held[before == 0]
@@ -91,8 +90,8 @@ class SlotTable:
             self.in_use += len(fresh)
 
     def release(self, slots: Slots, holder: Holder) -> Slots:
-        """Takes one reference of `holder` from every slot; returns those that became free."""
-        held, counts = self._counted(slots)
+        """Takes one reference of `holder` from every slot; returns those that became free, ascending."""
+        held, counts = _counted(slots)
         own, other = self._refs[holder], self._refs[1 - holder]
         after = own[held] - counts
         assert np.all(after >= 0), "released more often than held"
@@ -101,63 +100,44 @@ class SlotTable:
         elsewhere = other[left] > 0
         gone = left[~elsewhere]
         self.context[gone] = 0
-        self._free[self.num_free : self.num_free + len(gone)] = gone[::-1]
+        freed = gone.astype(np.int32)
+        self._free[self.num_free : self.num_free + len(gone)] = freed[::-1]
         self.num_free += len(gone)
         if holder is Holder.SESSION:
             self.in_use -= len(left)
             if len(gone) < len(left):
-                self.watch_cached(left[elsewhere])
-        return gone
+                self.watch_cached(left[elsewhere].astype(np.int32))
+        return freed
 
     def only_cached(self, slots: Slots) -> NDArray[np.bool_]:
         """[n]: whether caches alone hold the slot. PENDING is not held."""
-        return (slots >= 0) & (self._refs[Holder.SESSION][slots] == 0)
+        return (slots >= 0) & (self._refs[Holder.SESSION][indices(slots)] == 0)
 
     def last_session(self, slots: Slots) -> int:
         """How many of the slots one session's `release` takes out of use. A list may hold a slot in two places."""
-        held, counts = self._counted(slots)
+        held, counts = _counted(slots)
         return int(np.count_nonzero(self._refs[Holder.SESSION][held] == counts))
 
     def falls(self, parts: Sequence[Slots]) -> list[int]:
         """The fall of slots in use when one session releases these lists one after another: of each."""
-        if not self.repeats(np.concatenate([np.zeros(0, np.int32), *parts])):
-            return [self.last_session(part) for part in parts]
-        upto = [self.last_session(np.concatenate(parts[: index + 1])) for index in range(len(parts))]
-        return [fall - before for fall, before in zip(upto, [0, *upto], strict=False)]
+        if len(parts) > 1 and not isinstance(_counted(np.concatenate(parts))[1], int):
+            upto = [self.last_session(np.concatenate(parts[: index + 1])) for index in range(len(parts))]
+            return [fall - before for fall, before in zip(upto, [0, *upto], strict=False)]
+        return [self.last_session(part) for part in parts]
 
-    def shared(self, slots: Slots, own: Slots) -> bool:
-        """Whether a session beside the one whose list is `own` holds some of these slots."""
-        refs, slots = self._refs[Holder.SESSION], _held(slots)
-        held, counts = self._counted(own)
-        self._place[slots] = 0
-        self._place[held] = counts
-        return bool(np.any(refs[slots] > self._place[slots]))
+    def most_sessions(self, slots: Slots) -> int:
+        """The largest number of references that sessions hold on one of the slots."""
+        return int(self._refs[Holder.SESSION][indices(_held(slots))].max(initial=0))
 
     @contextmanager
     def marking(self, slots: Slots) -> Iterator[Callable[[Slots], bool]]:
         """Inside the block: whether a list holds one of these slots."""
-        marked = _held(slots)
+        marked = indices(_held(slots))
         self._marks[marked] = True
         try:
-            yield lambda others: bool(self._marks[_held(others)].any())
+            yield lambda others: bool(self._marks[indices(_held(others))].any())
         finally:
             self._marks[marked] = False
-
-    def repeats(self, slots: Slots) -> bool:
-        """Whether a slot stands in the list twice."""
-        held = _held(slots)
-        place = np.arange(len(held), dtype=np.int32)
-        self._place[held] = place
-        return not np.array_equal(self._place[held], place)
-
-    def _counted(self, slots: Slots) -> tuple[Slots, NDArray[np.int32] | int]:
-        """The slots of a list, each once, and how often each is in it. Sorting them is what takes long: so only when
-        one does stand there twice, which is rare."""
-        held = _held(slots)
-        if not self.repeats(held):
-            return held, 1
-        held, counts = np.unique(held, return_counts=True)
-        return held, counts.astype(np.int32)
 
     def check_integrity(self, sessions: list[Slots], caches: list[Slots]) -> None:
         """Asserts that the counts equal the holders given and that free and held slots are all there are."""
@@ -177,6 +157,22 @@ class SlotTable:
         assert self.in_use == np.count_nonzero(by_sessions), "the count of slots in use is wrong"
 
 
+def indices(slots: Slots) -> NDArray[np.intp]:
+    """The same numbers in the type that numpy indexes with: it is several times slower with any other."""
+    return slots.astype(np.intp)
+
+
 def _held(slots: Slots) -> Slots:
     """The list without PENDING."""
     return slots if not len(slots) or slots.min() >= 0 else slots[slots >= 0]
+
+
+def _counted(slots: Slots) -> tuple[NDArray[np.intp], NDArray[np.int32] | int]:
+    """The slots of a list, each once and ascending, and how often each is in it: nearly always once."""
+    held = _held(slots)
+    if not (held[1:] > held[:-1]).all():
+        held = np.sort(held)
+        if (held[1:] == held[:-1]).any():
+            once, counts = np.unique(held, return_counts=True)
+            return indices(once), counts.astype(np.int32)
+    return indices(held), 1

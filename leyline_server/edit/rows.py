@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from leyline_server.cache.slots import PENDING, Slots, SlotTable
+from leyline_server.cache.slots import PENDING, Slots, SlotTable, indices
 
 Ids = NDArray[np.int32]
 Contexts = NDArray[np.uint64]
@@ -110,7 +110,7 @@ class Rows:
         start = self.known_exact
         for upto in (start + _PEEK, len(self)):
             slots = self.slots[start:upto]
-            differs = table.context[slots] != self.contexts[start:upto]
+            differs = table.context[indices(slots)] != self.contexts[start:upto]
             differs |= slots < 0
             at = int(differs.argmax()) if len(differs) else 0
             start += at if len(differs) and differs[at] else len(differs)
@@ -123,17 +123,18 @@ class Rows:
     def turned(self, table: SlotTable, start: int = 0) -> NDArray[np.bool_]:
         """[n - start]: whether the entry stands elsewhere than where its row was written. None that is exact does."""
         slots = self.slots[start:]
-        elsewhere = table.written_at[slots] != np.arange(start, len(self), dtype=np.int32)
+        elsewhere = table.written_at[indices(slots)] != np.arange(start, len(self), dtype=np.int32)
         elsewhere &= slots >= 0
         return elsewhere
 
-    def num_turned(self, table: SlotTable) -> int:
-        return int(np.count_nonzero(self.turned(table, self.exact_upto(table))))
-
     def delta(self, table: SlotTable) -> NDArray[np.int32]:
-        """[n]: by how much each entry's key is to be turned; 0 where it is pending."""
-        index = np.arange(len(self), dtype=np.int32)
-        return np.where(self.slots >= 0, index - table.written_at[self.slots], 0).astype(np.int32)
+        """[n]: by how much each entry's key is to be turned; 0 where it is pending, and where it is exact."""
+        out = np.zeros(len(self), np.int32)
+        start = self.exact_upto(table)
+        slots = self.slots[start:]
+        np.subtract(np.arange(start, len(self), dtype=np.int32), table.written_at[indices(slots)], out=out[start:])
+        out[start:][slots < 0] = 0
+        return out
 
     def note_contexts(self, table: SlotTable, index: NDArray[np.int64]) -> None:
         """Writes the contexts of freshly computed entries: those up to the first inexact entry are exact."""
@@ -148,7 +149,7 @@ _PEEK = 256  # entries looked at first: what ends exactness mostly stands right 
 def added_to_context(ids: Ids, positions: NDArray[np.int32]) -> Contexts:
     """What each id, standing at its position, adds to the context of the entry before it."""
     factors = _factors(_rounded(int(positions.max(initial=0)) + 1))
-    return (ids.astype(np.uint64) + np.uint64(1)) * factors[positions]
+    return (ids.astype(np.uint64) + np.uint64(1)) * factors[indices(positions)]
 
 
 def _fill_contexts(contexts: Contexts, ids: Ids, start: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.slots import indices
 from leyline_server.edit.plan import Plan, PlannedEdit
 from leyline_server.engine.sequence import SequenceState
 
@@ -46,8 +47,11 @@ def held_elsewhere(
     """The other sequences of the namespace that hold some of what a FORGET drops: the rows, or the same text's."""
     kept, table = cache.kept, cache.table
     keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
-    gone = np.concatenate([item.slots, plan.tail_slots, *(kept.get(key)[1] for key in keys if kept.has(key))])
-    shared = table.shared(gone, state.rows.slots)
+    from_list = np.concatenate([item.slots, plan.tail_slots])
+    from_kept = np.concatenate([from_list[:0], *(kept.get(key)[1] for key in keys if kept.has(key))])
+    gone = np.concatenate([from_list, from_kept])
+    # The references say whether any list but this one can hold them.
+    shared = table.most_sessions(from_list) > 1 or table.most_sessions(from_kept) > 0
     found = []
     with table.marking(gone) as holds_some:
         for other in others:
@@ -63,7 +67,7 @@ def held_elsewhere(
             if (
                 (shared and holds_some(rows.slots))
                 or any(map(holds_some, lists[:-1]))
-                or influence.among(table.context[held]).any()
+                or influence.among(table.context[indices(held)]).any()
             ):
                 found.append(other.id)
     return tuple(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.char_range import CharCut, char_cuts, content_range
@@ -46,6 +47,9 @@ class Rules:
     sink_tokens: int
     token_range: Callable[[int, int], Sequence[int]]
     amortize_refused: str = ""
+
+
+_AROUND: Final = 16  # tokens on each side of a cut in which a character that it splits would lie
 
 
 def resolve(
@@ -238,8 +242,10 @@ def _check_character(index: int, table: SpanTable, rules: Rules) -> None:
         if first <= index <= first + message.length:
             for part, start, end in message.ranges(first):
                 if part.kind in CONTENT_KINDS and start < index < end:
-                    whole = rules.token_range(start, end)
-                    cut = index - start
+                    # A character is a few tokens at most: those far from the cut say nothing.
+                    near = max(start, index - _AROUND)
+                    whole = rules.token_range(near, min(end, index + _AROUND))
+                    cut = index - near
                     decode = rules.format.decode
                     if decode(whole[:cut]) + decode(whole[cut:]) != decode(whole):
                         raise Refusal(

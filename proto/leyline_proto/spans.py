@@ -12,7 +12,7 @@ know token ids, KV or directives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from leyline_proto import leyline_pb2 as pb
@@ -59,10 +59,10 @@ class MessageEntry:
     open: bool = False
     edit_ids: tuple[str, ...] = ()
     undone_ids: tuple[str, ...] = ()
+    length: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def length(self) -> int:
-        return sum(part.length for part in self.parts)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", sum(part.length for part in self.parts))
 
     def ranges(self, start: int) -> Iterator[tuple[Part, int, int]]:
         """Each part with its [start, end), the message standing at `start`."""
@@ -86,9 +86,13 @@ class SpanTable:
     """An immutable list of messages that tile [0, len)."""
 
     messages: tuple[MessageEntry, ...] = ()
+    num_tokens: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum(message.length for message in self.messages))
 
     def __len__(self) -> int:
-        return sum(message.length for message in self.messages)
+        return self.num_tokens
 
     def starts(self) -> list[int]:
         """The start of every message, and the end of the last: `len(messages) + 1` positions."""
