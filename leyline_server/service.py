@@ -110,7 +110,7 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
+            self._thread.wake(loop, changed.set)
 
         reader, ended = stream.subscribe(wake), False
         try:

@@ -5,7 +5,7 @@ Every check is made before anything changes, so an edit is all or none. Called b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Cut, resolve
 from leyline_server.engine.engine import RowEdit, RowReceipt, SequenceId
 from leyline_server.sessions.session import Serving, Session
+
+Names = Callable[[], dict[SequenceId, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,10 @@ def plan(serving: Serving, session: Session, directives: Sequence[pb.Directive])
     return PlannedEdits(cuts, by_index, rows, after)
 
 
-def carry_out(
-    serving: Serving, session: Session, planned: PlannedEdits, names: dict[SequenceId, str], dry_run: bool = False
-) -> Edited:
+def carry_out(serving: Serving, session: Session, planned: PlannedEdits, names: Names, dry_run: bool = False) -> Edited:
     """Changes list and conversation; with `dry_run` only says what would change.
 
-    names: the tenant's sessions by sequence, for `held_elsewhere`.
+    names: tells the tenant's sessions by sequence, for `held_elsewhere`.
     """
     if not planned.cuts:
         return Edited([], [])
@@ -122,7 +122,8 @@ def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:
     return RowEdit(cut.start, cut.end, cut.ids, edit_id, True, tuple(forgotten), tuple(stale))
 
 
-def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: dict[SequenceId, str], dry_run: bool) -> pb.Receipt:
+def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: Names, dry_run: bool) -> pb.Receipt:
+    elsewhere = names() if row.held_elsewhere else {}
     return pb.Receipt(
         edit_id="" if dry_run else applied.edit_id,
         mode=cut.mode,
@@ -136,7 +137,7 @@ def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: dict[Sequenc
         freed=row.freed,
         exact_upto=row.exact_upto,
         influence_remains=row.influence_remains,
-        held_elsewhere=sorted(names[s] for s in row.held_elsewhere if s in names),
+        held_elsewhere=sorted(elsewhere[s] for s in row.held_elsewhere if s in elsewhere),
         removed_message_ids=applied.removed_message_ids,
         label=cut.label,
     )

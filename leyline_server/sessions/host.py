@@ -114,7 +114,7 @@ class Host:
             validate.check_appended(len(change.ids), serving.limits)
             self._check_prefill(len(after.table), request.prefill)
             undo = Transaction(serving, session) if request.prefill else None
-            edited = editing.carry_out(serving, session, planned, self._store.names(tenant))
+            edited = editing.carry_out(serving, session, planned, lambda: self._store.names(tenant))
             length = serving.engine.length(session.sequence) - change.drop
             dropped = serving.engine.ids(session.sequence, length)
             serving.engine.truncate(session.sequence, length)
@@ -144,7 +144,7 @@ class Host:
             planned = editing.plan(serving, session, request.directives)
             self._check_prefill(len(planned.after.table), request.prefill)
             undo = Transaction(serving, session) if request.prefill else None
-            edited = editing.carry_out(serving, session, planned, self._store.names(tenant), request.dry_run)
+            edited = editing.carry_out(serving, session, planned, lambda: self._store.names(tenant), request.dry_run)
             response = pb.ApplyDirectivesResponse(
                 version=planned.after.version,
                 num_tokens=len(planned.after.table),
@@ -178,7 +178,7 @@ class Host:
             planned = editing.plan(serving, session, request.directives)
             opening = open_turn(serving, planned.after, request)
             undo = Transaction(serving, session) if request.directives else None
-            edited = editing.carry_out(serving, session, planned, self._store.names(tenant))
+            edited = editing.carry_out(serving, session, planned, lambda: self._store.names(tenant))
 
             def ended(error: Refusal | None, kept: bool, told: bool) -> None:
                 if undo is not None:

@@ -7,8 +7,12 @@ request_id reads the same stream from its start. `StopStrings` holds text back w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Final
 
 from leyline_proto import leyline_pb2 as pb
+
+_BEHIND: Final = 16  # events
 
 
 class Reader:
@@ -18,11 +22,12 @@ class Reader:
         self._stream, self._events, self._sent = stream, events, 0
 
     def read(self) -> tuple[Sequence[pb.GenerateResponse], bool]:
-        """(events since the last read, whether the stream has ended and these are all)."""
+        """(events since the last read, whether the stream has ended and these are all). A reader that is far
+        behind gets the text it missed as one delta: so it catches up."""
         ended = self._stream.ended  # before the slice: what comes in between is read next time
         fresh = self._events[self._sent :]
         self._sent += len(fresh)
-        return fresh, ended
+        return (_joined(fresh) if len(fresh) > _BEHIND else fresh), ended
 
 
 class EventStream:
@@ -86,17 +91,18 @@ class EventStream:
 
 
 def _joined(events: Sequence[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
-    """The same events with all deltas in one, as copies."""
-    kept = [_copy_of(event) for event in events if event.WhichOneof("event") != "delta"]
-    deltas = [event.delta for event in events if event.WhichOneof("event") == "delta"]
-    if deltas:
-        joined = pb.Delta(
-            text="".join(delta.text for delta in deltas), reasoning="".join(delta.reasoning for delta in deltas)
-        )
+    """The same events with deltas that follow each other in one, as copies."""
+    out: list[pb.GenerateResponse] = []
+    for is_delta, group in groupby(events, lambda event: event.WhichOneof("event") == "delta"):
+        if not is_delta:
+            out += map(_copy_of, group)
+            continue
+        deltas = [event.delta for event in group]
+        joined = pb.Delta(text="".join(d.text for d in deltas), reasoning="".join(d.reasoning for d in deltas))
         for delta in deltas:
             joined.token_ids.extend(delta.token_ids)
-        kept.insert(1, pb.GenerateResponse(delta=joined))
-    return kept
+        out.append(pb.GenerateResponse(delta=joined))
+    return out
 
 
 def _copy_of(event: pb.GenerateResponse) -> pb.GenerateResponse:
