@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -43,22 +44,25 @@ EXTEND_OVER = 32768
 
 def fits(tiling: Tiling, rows: int) -> bool:
     """Whether the queries and the tiles in flight leave the programs of a processor enough shared memory."""
-    tiles = max(1, tiling.num_stages - 1) * tiling.block_n * ROW_BYTES
+    # A block of 64 rows multiplies asynchronously, from one tile more.
+    tiles = (tiling.num_stages - (0 if rows >= 64 else 1)) * tiling.block_n * ROW_BYTES
     programs = min(tiling.programs, 65536 // (tiling.num_warps * 32 * 168) or 1)
     return programs * (tiles + rows * ROW_BYTES + 4096) <= SHARED_BYTES
 
 
 def decode_tilings() -> list[Tiling]:
-    # One stage loads nothing ahead; two leave it to the other programs of the processor.
-    every = product((16, 32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4))
+    # One stage loads nothing ahead; two leave it to the other programs of the processor. Compiled for sm_90, tiles of
+    # more than 8 entries a warp spill.
+    every = product((16, 32, 64), (4, 8), (2, 3, 4), (1, 2, 3, 4))
     tilings = [Tiling(n, warps, stages, programs) for n, warps, stages, programs in every]
-    return [t for t in tilings if fits(t, H)]
+    return [t for t in tilings if t.block_n <= 8 * t.num_warps and fits(t, H)]
 
 
 def extend_tilings() -> list[Tiling]:
-    every = product((32, 64), (32, 64), (4, 8), (2, 3, 4), (1, 2))
+    # With four warps the sums spill.
+    every = product((32, 64), (32, 64), (8,), (2, 3, 4), (1, 2))
     tilings = [Tiling(n, warps, stages, programs, block_m=m) for m, n, warps, stages, programs in every]
-    return [t for t in tilings if fits(t, t.block_m) and not (t.block_m == 64 and t.num_warps == 4)]
+    return [t for t in tilings if fits(t, t.block_m)]
 
 
 def make(lens: list[int], queries: int, deltas: str, layers: int = 1) -> list[dict[str, Any]]:
@@ -166,6 +170,12 @@ def compile_all(decodes: list[Tiling], extends: list[Tiling]) -> None:
         print("  not:", failure)
 
 
+def deadline(share: float) -> float:
+    """Seconds after the start by which that share of the time that is left now is spent."""
+    now = time.monotonic() - STARTED
+    return now + share * max(0.0, LIMIT_S - now)
+
+
 def left(until: float) -> bool:
     return time.monotonic() - STARTED < until
 
@@ -200,11 +210,15 @@ def table(title: str, results: list[tuple[float, Tiling]], size_bytes: int, copy
     return [t for _, t in results]
 
 
+def one_input(args: dict[str, Any], _: int, tiling: Tiling) -> Tensor:
+    return gpu_decode.decode(**args, tiling=tiling)
+
+
 def tune_decode(copy: float, tilings: list[Tiling]) -> None:
     """Every tiling turned by pieces; of the best twelve all kinds of deltas; of the best four, other min_tiles."""
-    shares = (0.40, 0.52, 0.62, 0.72)
-    for (seqs, n), share in zip(SHAPES, shares, strict=True):
+    for seqs, n in SHAPES:
         best = tilings
+        until = deadline(0.25)
         for deltas in ("pieces", "unturned", "uniform", "all-different"):
             layers = num_layers(seqs * n)
             inputs = make([n] * seqs, seqs, deltas, layers)
@@ -213,7 +227,7 @@ def tune_decode(copy: float, tilings: list[Tiling]) -> None:
             def run(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs, n: int = n) -> Tensor:
                 return gpu_decode.decode(**inputs[layer], max_len=n, tiling=tiling)
 
-            results = list(arms(best, run, want, layers, LIMIT_S * share))
+            results = list(arms(best, run, want, layers, until))
             ranked = table(f"decode {seqs} x {n} {deltas}", results, seqs * n * ROW_BYTES, copy)
             if deltas == "pieces":
                 best = ranked[:12]
@@ -227,14 +241,13 @@ def tune_decode(copy: float, tilings: list[Tiling]) -> None:
         def again(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs) -> Tensor:
             return gpu_decode.decode(**inputs[layer], tiling=tiling)
 
-        results = list(arms(some, again, want, layers, LIMIT_S * 0.76))
+        results = list(arms(some, again, want, layers, deadline(0.2)))
         table(f"decode {seqs} x {n} pieces, min_tiles", results, seqs * n * ROW_BYTES, copy)
     lens = [120_000, 9000, 1, 300, 32768, 40, 2000, 500]
     inputs = make(lens, len(lens), "pieces")
     want = reference.decode(**widened(inputs[0]))
-    results = list(
-        arms([gpu_decode.BF16], lambda layer, t: gpu_decode.decode(**inputs[0], tiling=t), want, 1, LIMIT_S * 0.78)
-    )
+    run_mixed = partial(one_input, inputs[0])
+    results = list(arms([gpu_decode.BF16], run_mixed, want, 1, deadline(0.2)))
     table(f"decode of lengths {lens}", results, sum(lens) * ROW_BYTES, copy)
 
 
@@ -248,7 +261,7 @@ def tune_extend(copy: float, tilings: list[Tiling]) -> None:
         def run(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs) -> Tensor:
             return gpu_extend.extend(**inputs[layer], tiling=tiling)
 
-        results = list(arms(tilings, run, want, layers, LIMIT_S))
+        results = list(arms(tilings, run, want, layers, deadline(0.5 if queries != EXTENDS[-1] else 1.0)))
         table(f"extend {queries} over {n} pieces", results, n * ROW_BYTES, copy)
         if results:
             print(f"  {queries * n * H * 2 * (2 * RANK + ROPE) / results[0][0] / 1e6:.0f} TFLOP/s at best")
@@ -265,11 +278,14 @@ def main() -> None:
     copy = copy_bandwidth()
     print(f"copy {copy:.2f} TB/s")
     decodes, extends = decode_tilings(), extend_tilings()
-    compile_all(decodes, extends)
-    for part in (lambda: tune_decode(copy, decodes), lambda: tune_extend(copy, extends)):
+    for part in (
+        lambda: compile_all(decodes, extends),
+        lambda: tune_decode(copy, decodes),
+        lambda: tune_extend(copy, extends),
+    ):
         try:
             part()
-        except Exception as error:  # printed, and the other part still runs
+        except Exception as error:  # printed, and the other parts still run
             print(f"FAILED: {type(error).__name__}: {error}")
     print(f"{time.monotonic() - STARTED:.0f} s")
 

@@ -32,6 +32,7 @@ def make(
     layout: str,
     deltas: str | None = "pieces",
     room: int | None = None,
+    heads: int = H,
 ) -> dict[str, Any]:
     """Arguments of `decode` over scattered slots, in a table with room behind each list; unused rows are NaN.
 
@@ -54,8 +55,8 @@ def make(
         run = room if deltas == "uniform" else 701
         delta = delta[torch.arange(len(lens) * room, device=device) // run]
     return {
-        "q_latent": torch.randn(num_queries, H, RANK, dtype=dtype, device=device),
-        "q_pe": torch.randn(num_queries, H, ROPE, dtype=dtype, device=device),
+        "q_latent": torch.randn(num_queries, heads, RANK, dtype=dtype, device=device),
+        "q_pe": torch.randn(num_queries, heads, ROPE, dtype=dtype, device=device),
         "c_kv": c_kv,
         "k_pe": k_pe,
         "kv_start": start.int(),
@@ -130,6 +131,15 @@ def test_rotate(dtype: torch.dtype, layout: str) -> None:
     error = relative_error(pool, want)
     print(f"error rotate {dtype} {layout}: {error:.1e}")
     assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("heads", [5, 32, 128])
+def test_other_numbers_of_heads(heads: int) -> None:
+    """128 as in DeepSeek-V3: two groups of heads to a sequence."""
+    lens = [5000, 0, 77, 1]
+    args = make(lens, len(lens), torch.bfloat16, "halves", heads=heads)
+    want = reference.decode(**wider(args, torch.bfloat16))
+    assert relative_error(leyline_kernels.decode(**args), want) < TOLERANCE[torch.bfloat16]
 
 
 def test_one_graph_serves_all_lengths() -> None:

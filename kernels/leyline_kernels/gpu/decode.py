@@ -28,7 +28,10 @@ from leyline_kernels.gpu.split import (
 )
 from leyline_kernels.reference import RotaryLayout
 
+# 16 rows of sums leave the registers of a processor room for two programs: one loads while the other computes.
 BF16 = Tiling(block_n=32, num_warps=4, num_stages=3, programs=2)
+# More heads than a block of 16 rows holds: sums of up to 64 rows x rank fill half of the registers.
+BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2, min_tiles=8)
 
@@ -129,9 +132,9 @@ def decode(
         return out_latent
 
     fp32 = q_latent.dtype == torch.float32
-    if tiling is None:
-        tiling = FP32 if fp32 else BF16
     block_h = MIN_DOT if fp32 else max(MIN_DOT, min(64, triton.next_power_of_2(num_heads)))
+    if tiling is None:
+        tiling = FP32 if fp32 else BF16 if block_h == MIN_DOT else BF16_MANY_HEADS
     head_groups = triton.cdiv(num_heads, block_h)
     num_programs = max(1, tiling.programs * num_processors(q_latent.device) // head_groups)
     if max_len is not None:
