@@ -237,8 +237,7 @@ def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
 
 def _check_character(index: int, table: SpanTable, rules: Rules) -> None:
     """Raises ILLEGAL_CUT when `index` splits a UTF-8 character inside a content part."""
-    first = 0
-    for message in table.messages:
+    for message, first in zip(table.messages, table.starts, strict=False):
         if first <= index <= first + message.length:
             for part, start, end in message.ranges(first):
                 if part.kind in CONTENT_KINDS and start < index < end:
@@ -255,4 +254,3 @@ def _check_character(index: int, table: SpanTable, rules: Rules) -> None:
                             message_id=message.id,
                             part="character",
                         )
-        first += message.length

@@ -11,6 +11,7 @@ know token ids, KV or directives.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -86,17 +87,19 @@ class SpanTable:
     """An immutable list of messages that tile [0, len)."""
 
     messages: tuple[MessageEntry, ...] = ()
-    num_tokens: int = field(init=False, compare=False, repr=False)
+    starts: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """The start of every message, and the end of the last: `len(messages) + 1` positions."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_tokens", sum(message.length for message in self.messages))
+        starts = tuple(accumulate((message.length for message in self.messages), initial=0))
+        object.__setattr__(self, "starts", starts)
 
     def __len__(self) -> int:
-        return self.num_tokens
+        return self.starts[-1]
 
-    def starts(self) -> list[int]:
-        """The start of every message, and the end of the last: `len(messages) + 1` positions."""
-        return list(accumulate((message.length for message in self.messages), initial=0))
+    def _near(self, start: int, end: int) -> tuple[int, int]:
+        """The range of messages that [start, end) may touch: those outside stand before or behind it."""
+        return max(0, bisect_left(self.starts, start) - 1), bisect_right(self.starts, end)
 
     def find(self, message_id: str) -> tuple[int, int]:
         """(index in the table, start in tokens). Raises UNKNOWN_MESSAGE."""
@@ -136,10 +139,11 @@ class SpanTable:
     def check_cut(self, start: int, end: int) -> None:
         """Raises ILLEGAL_CUT unless every message that [start, end) touches goes whole, or loses tokens of one
         content part alone. The range itself must be in bounds."""
-        starts = self.starts()
+        low_idx, high_idx = self._near(start, end)
+        starts = self.starts[low_idx : high_idx + 1]
         if start == end and start in starts:
             return
-        for message, first in zip(self.messages, starts, strict=False):
+        for message, first in zip(self.messages[low_idx:high_idx], starts, strict=False):
             last = first + message.length
             if start <= first and last <= end and start < end:
                 continue
@@ -174,13 +178,14 @@ class SpanTable:
         result that became R still answers its call. R in the place of several messages is a RAW message.
         The cut must have passed `check_cut`.
         """
-        before: list[MessageEntry] = []
+        low_idx, high_idx = self._near(start, end)
+        before = list(self.messages[:low_idx])
         after: list[MessageEntry] = []
         standing: list[MessageEntry] = []  # messages that keep some tokens, in their places around R
         pieces: list[Piece] = []
         r_done = inserted == 0
-        first = 0
-        for message in self.messages:
+        first = self.starts[low_idx]
+        for message in self.messages[low_idx:high_idx]:
             last = first + message.length
             whole = start <= first and last <= end and start < end
             low, high = max(start, first), min(end, last)
@@ -216,7 +221,7 @@ class SpanTable:
             else:
                 r = MessageEntry(f"r-{edit_id}", pb.ROLE_RAW, (Part(TEXT, inserted),), turn, edit_ids=(edit_id,))
                 standing.append(r)
-        return SpanTable((*before, *standing, *after)), tuple(pieces)
+        return SpanTable((*before, *standing, *after, *self.messages[high_idx:])), tuple(pieces)
 
     def unsplice(self, at: int, inserted: int, pieces: Sequence[Piece], edit_id: str) -> SpanTable:
         """The table after the `inserted` tokens at `at` gave way to what a splice had taken."""
