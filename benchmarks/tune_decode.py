@@ -62,6 +62,7 @@ def extend_tilings() -> list[Tiling]:
     # With four warps the sums spill.
     every = product((32, 64), (32, 64), (8,), (2, 3, 4), (1, 2))
     tilings = [Tiling(n, warps, stages, programs, block_m=m) for m, n, warps, stages, programs in every]
+    tilings += [replace(t, spread=True) for t in tilings if t.block_m == 64]
     return [t for t in tilings if fits(t, t.block_m)]
 
 
@@ -202,9 +203,10 @@ def table(title: str, results: list[tuple[float, Tiling]], size_bytes: int, copy
     print(f"{title}: {len(results)} tilings")
     results.sort(key=lambda result: result[0])
     for us, t in results[:10]:
+        spread = " spread" * t.spread
         rate = size_bytes / us / 1e6
         print(
-            f"  {us:8.1f} us {rate:5.2f} TB/s {100 * rate / copy:4.0f} %  m{t.block_m} n{t.block_n} "
+            f"  {us:8.1f} us {rate:5.2f} TB/s {100 * rate / copy:4.0f} %  m{t.block_m} n{t.block_n}{spread} "
             f"warps {t.num_warps} stages {t.num_stages} programs {t.programs} min_tiles {t.min_tiles}"
         )
     return [t for _, t in results]

@@ -27,11 +27,12 @@ def attend(
     c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
     RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of BLOCK_M rows over the entries [lo, hi) of one sequence.
 
     q_latent, q_pe: [BLOCK_M] pointers to the rows; exists: [BLOCK_M]; last: [BLOCK_M] highest index seen
+    SPREAD: see `Tiling.spread`
     slots, deltas: pointers to the sequence's first entry; deltas are read only where TURNED
     Returns the unnormalised output [BLOCK_M, BLOCK_RANK], the rows' maxima and sums, all fp32. A row that saw
     nothing has maximum -inf and sum 0.
@@ -92,7 +93,13 @@ def attend(
 
         score = tl.dot(q, tl.trans(c), acc=score, input_precision=PRECISION)
         seen = valid[None, :] & (index[None, :] <= last[:, None])
-        score = tl.where(seen, score * scale_log2, float("-inf"))
+        if SPREAD:
+            # Always true, which the compiler can't know: it gives a product that leads straight to another to each
+            # group of four warps whole, and one that leads to the end of a branch in shares.
+            if lo < hi:
+                score = tl.where(seen, score * scale_log2, float("-inf"))
+        else:
+            score = tl.where(seen, score * scale_log2, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(score, axis=1))
         # A row that has seen nothing yet: subtract 0, not -inf, from its scores.

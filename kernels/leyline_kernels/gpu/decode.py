@@ -31,7 +31,7 @@ from leyline_kernels.reference import RotaryLayout
 # 16 rows of sums leave the registers of a processor room for two programs: one loads while the other computes.
 BF16 = Tiling(block_n=32, num_warps=4, num_stages=3, programs=2)
 # More heads than a block of 16 rows holds: sums of up to 64 rows x rank fill half of the registers.
-BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1)
+BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1, spread=True)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2, min_tiles=8)
 
@@ -52,7 +52,7 @@ def _decode_kernel(
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -79,7 +79,7 @@ def _decode_kernel(
             exists, tl.zeros([BLOCK_H], dtype=tl.int32) + (num_entries - 1),
             (at - seq_begin) * BLOCK_N, tl.minimum((stop - seq_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
-            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
+            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
         )  # fmt: skip
         whole = (at == seq_begin) & (stop == seq_end)
         store_rows(
@@ -156,7 +156,7 @@ def decode(
         BLOCK_H=block_h,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
+        PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
     block_parts, block_cols = join_blocks(num_seqs * num_heads, rank)
     _join_kernel[(num_seqs, num_heads, triton.cdiv(rank, block_cols))](

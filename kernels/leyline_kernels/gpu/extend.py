@@ -29,7 +29,7 @@ from leyline_kernels.gpu.split import (
 from leyline_kernels.reference import RotaryLayout
 
 # 64 rows x rank 512 of fp32 sums fill half of the registers: tiles of 64 entries leave too few for the rest.
-BF16 = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1, block_m=64)
+BF16 = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1, block_m=64, spread=True)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2)
 
@@ -55,7 +55,7 @@ def _extend_kernel(
     INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SEQS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     BLOCK_M: tl.constexpr = BLOCK_Q * BLOCK_H
@@ -89,7 +89,7 @@ def _extend_kernel(
             exists, last,
             (at - block_begin) * BLOCK_N, tl.minimum((stop - block_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
-            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
+            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
         )  # fmt: skip
         whole = (at == block_begin) & (stop == block_begin + seq_tiles)
         store_rows(
@@ -170,7 +170,7 @@ def extend(
         BLOCK_H=block_h,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
+        PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
     block_parts, block_cols = join_blocks(num_queries * num_heads, rank)
     _join_kernel[(num_queries, num_heads, triton.cdiv(rank, block_cols))](

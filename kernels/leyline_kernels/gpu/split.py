@@ -36,6 +36,8 @@ class Tiling:
     """A program takes at least so many tiles: fewer parts to join when there is little to do."""
     block_m: int = 16
     """Rows of a block, a power of two of at least 16: queries x heads in extend. Decode takes its heads as they are."""
+    spread: bool = False
+    """Eight warps on 64 rows: whether they share out the scores of a tile, or each four compute all of them."""
 
 
 @triton.jit
