@@ -38,6 +38,7 @@ POOL_BYTES = 130 * 2**20
 
 SHAPES = ((16, 32768), (16, 8192), (1, 8192), (1, 32768))
 DELTAS = ("unturned", "uniform", "pieces", "all-different")
+MIN_TILES = (1, 2, 4, 8, 16)
 EXTENDS = (16, 64, 128)
 EXTEND_OVER = 32768
 
@@ -163,6 +164,7 @@ def compile_all(decodes: list[Tiling], extends: list[Tiling]) -> None:
     # One binary serves any number of programs.
     binaries = sorted({replace(t, programs=1) for t in decodes}, key=repr)
     jobs = [("decode", turned, t) for t in binaries for turned in (True, False)]
+    jobs += [("decode", True, replace(gpu_decode.BF16, min_tiles=tiles)) for tiles in MIN_TILES]
     jobs += [("extend", True, t) for t in sorted({replace(t, programs=1) for t in extends}, key=repr)]
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         failures = {failure for failure in pool.map(compile_one, jobs) if failure}
@@ -237,7 +239,7 @@ def tune_decode(copy: float, tilings: list[Tiling]) -> None:
     for seqs, n in ((1, 8192), (16, 8192)):
         layers = num_layers(seqs * n)
         inputs = make([n] * seqs, seqs, "pieces", layers)
-        some = [replace(gpu_decode.BF16, min_tiles=tiles) for tiles in (1, 2, 4, 8, 16)]
+        some = [replace(gpu_decode.BF16, min_tiles=tiles) for tiles in MIN_TILES]
         want = reference.decode(**widened(inputs[0]))
 
         def again(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs) -> Tensor:
