@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyline_server.cache.pool import upload
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import Slots
 
@@ -71,50 +70,74 @@ class PrefillPart:
     turned: bool
     sampled: bool
 
+    @staticmethod
+    def padding(tokens: int, table: RequestTable) -> PrefillPart:
+        """Tokens that are all the one entry of the table's padding row, in the spare slot."""
+        zeros = np.zeros(tokens, np.int32)
+        return PrefillPart(table.num_rows, zeros, zeros.astype(np.int64), zeros + table.spare_slot, False, False)
 
-def pack(parts: Sequence[PrefillPart], table: RequestTable, form: Form) -> Batch:
-    """Patches the table with the parts' slots and packs them. One copy to the device."""
-    device = table.kv_slots.device
-    lengths = [len(part.ids) for part in parts]
-    kv_lengths = [int(part.positions[-1]) + 1 for part in parts]
+
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """Tokens and parts of a packed pass. A graph's are fixed, and hold what is smaller."""
+
+    tokens: int
+    parts: int
+
+    @staticmethod
+    def of(parts: Sequence[PrefillPart]) -> PassSize:
+        return PassSize(sum(len(part.ids) for part in parts), len(parts))
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """What a packed pass is sent as, and how long each is.
+
+        last: each part's last row of [0, tokens). note: the request-table row that its sampled token goes to.
+        """
+        each_token = dict.fromkeys(("ids", "positions", "slots", "rows", "owner"), self.tokens)
+        each_part = dict.fromkeys(("kv_start", "kv_len", "last", "note"), self.parts)
+        return {**each_token, **each_part, "q_indptr": self.parts + 1, "kv_indptr": self.parts + 1}
+
+
+def pack(parts: Sequence[PrefillPart], size: PassSize, table: RequestTable) -> NDArray[np.int32]:
+    """All columns of a pass, one after the other. What is left of `size` is padding, which changes nothing anybody
+    reads: tokens go to a last part of their own, which must be free."""
+    padding = size.tokens - sum(len(part.ids) for part in parts)
+    assert padding >= 0
+    assert len(parts) + (padding > 0) <= size.parts
+    spare = PrefillPart.padding(padding, table)
+    # Parts between them have no tokens: they end where the part before them does.
+    between = [PrefillPart.padding(0, table)] * (size.parts - len(parts) - (padding > 0))
+    every = [*parts, *between, *([spare] if padding else [])]
+    lengths = [len(part.ids) for part in every]
+    kv_lengths = [int(part.positions.max(initial=-1)) + 1 for part in every]
     q_indptr = np.cumsum([0, *lengths])
-    sampled = [int(end) - 1 for part, end in zip(parts, q_indptr[1:], strict=True) if part.sampled]
-    columns = {
-        "ids": np.concatenate([part.ids for part in parts]),
-        "positions": np.concatenate([part.positions for part in parts]),
-        "slots": np.concatenate([part.slots for part in parts]),
-        "rows": np.repeat([part.row for part in parts], lengths),
+    columns: dict[str, Any] = {
+        "ids": np.concatenate([part.ids for part in every]),
+        "positions": np.concatenate([part.positions for part in every]),
+        "slots": np.concatenate([part.slots for part in every]),
+        "rows": np.repeat([part.row for part in every], lengths),
+        "owner": np.repeat(np.arange(size.parts), lengths),
+        "kv_start": [part.row * table.width for part in every],
+        "kv_len": kv_lengths,
+        "last": np.maximum(q_indptr[1:] - 1, 0),
+        "note": [part.row if part.sampled else table.num_rows for part in every],
         "q_indptr": q_indptr,
         "kv_indptr": np.cumsum([0, *kv_lengths]),
-        "kv_start": np.array([part.row * table.width for part in parts]),
-        "kv_len": np.array(kv_lengths),
-        "sampled": np.array(sampled, np.int64),
     }
-    sent = upload(np.concatenate([column.astype(np.int32) for column in columns.values()]), device)
-    on = dict(zip(columns, sent.split([len(column) for column in columns.values()]), strict=True))
-    positions, slots = on["positions"].long(), on["slots"].long()
-    table.patch(on["rows"].long(), positions, slots)
-    turned = any(part.turned for part in parts)
-    queries: Extend | Expanded = Extend(on["q_indptr"], on["positions"])
-    if form.expanded(lengths, kv_lengths):
-        lists = [(part.row, length) for part, length in zip(parts, kv_lengths, strict=True)]
-        kv_slots, kv_delta = (
-            torch.cat([table_of[row, :length] for row, length in lists])
-            for table_of in (table.kv_slots, table.kv_delta)
-        )
-        queries = Expanded(on["q_indptr"], on["positions"], on["kv_indptr"], kv_slots, kv_delta if turned else None)
-    return Batch(
-        ids=on["ids"].long()[None],
-        positions=positions[None],
-        write_slots=slots,
-        sampled=on["sampled"].long(),
-        kv_start=on["kv_start"],
-        kv_len=on["kv_len"],
-        kv_slots=table.kv_slots.view(-1),
-        kv_delta=table.kv_delta.view(-1) if turned else None,
-        max_len=max(kv_lengths),
-        queries=queries,
-    )
+    return np.concatenate([np.asarray(columns[name], np.int32) for name in size.columns])
+
+
+def unpack(sent: Tensor, size: PassSize) -> dict[str, Tensor]:
+    """The columns [..] int32 on the device, as views."""
+    return dict(zip(size.columns, sent.split(list(size.columns.values())), strict=True))
+
+
+def lists(parts: Sequence[PrefillPart], table: RequestTable) -> tuple[Tensor, Tensor]:
+    """The lists of all parts, one after the other: slots and deltas [N] int32."""
+    spans = [(part.row, int(part.positions[-1]) + 1) for part in parts]
+    slots, delta = (torch.cat([of[row, :n] for row, n in spans]) for of in (table.kv_slots, table.kv_delta))
+    return slots, delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +158,9 @@ class Form:
     def of(config: Any, handicap: float) -> Form:
         return Form(config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim, handicap)
 
-    def expanded(self, q_lengths: Sequence[int], kv_lengths: Sequence[int]) -> bool:
-        pairs = sum(q * n for q, n in zip(q_lengths, kv_lengths, strict=True))
+    def expanded(self, parts: Sequence[PrefillPart]) -> bool:
+        kv_lengths = [int(part.positions[-1]) + 1 for part in parts]
+        pairs = sum(len(part.ids) * n for part, n in zip(parts, kv_lengths, strict=True))
         absorbed = pairs * (2 * self.rank + self.rope)
         own = pairs * (self.nope + self.rope + self.v_head_dim)
         return absorbed > self.handicap * (own + sum(kv_lengths) * self.rank * (self.nope + self.v_head_dim))

@@ -7,7 +7,7 @@ GPU; `Outcome.read` waits. It does not know sequences, only rows of the request 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,13 +20,18 @@ from leyline_server.cache.pool import Pool, upload
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import Slots
 from leyline_server.model.attention import PoolCache, forward
-from leyline_server.model.batch import Batch, Form, PrefillPart, pack
-from leyline_server.model.decode_graphs import DecodeGraphs
+from leyline_server.model.batch import Batch, Expanded, Extend, Form, PassSize, PrefillPart, lists, pack, unpack
+from leyline_server.model.graphs import Graphs, Pass, batch_sizes
 from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
 
 _UNFORCED: Final = -1
-_WARM_UP: Final = (1, 17, 100, 160, 2048)
+_EXTEND_SIZES: Final = (8, 16, 32, 64, 128, 256)
+_EXTEND_PARTS: Final = 16
+_EXTEND_PAIRS: Final = 1 << 22
+"""Short prefill passes run as graphs: up to so many tokens, parts (one of them padding), and pairs of query and entry.
+Launched by hand, 64 tokens over 32k of V2-Lite's shape take 40 to 57 ms, for 19 of which an H200 is busy."""
+_WARM_UP: Final = (17, 300, 1000, 2048)
 """Tokens of passes that take between them every path: absorbed and expanded, few and many pairs of experts."""
 
 
@@ -86,27 +91,28 @@ class Runner:
 
     def __init__(self, model: LoadedModel, pool: Pool, table: RequestTable, vocab: int, form: Form) -> None:
         self._model, self._pool, self._table, self._vocab, self._form = model, pool, table, vocab, form
-        self._graphs: DecodeGraphs | None = None
+        self._device = pool.c_kv.device
+        self._decodes: Graphs | None = None
+        self._extends: Graphs | None = None
         self.draw = sampling.draw
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compiles the kernels and captures the decode pass for every batch size: seconds, that no request should wait
-        for. On a CPU there is nothing to do."""
-        table, device = self._table, self._pool.c_kv.device
-        if device.type == "cpu":
+        """Captures the passes that run as graphs and compiles the kernels of the others: seconds, that no request
+        should wait for. On a CPU there is nothing to do."""
+        if self._device.type == "cpu":
             return
-        padding = (table.num_rows, 0, table.spare_slot, 0)
-        self._graphs = DecodeGraphs(
-            lambda inputs: self._decode_pass(inputs, turned=True, max_len=table.width), table.num_rows, padding, device
-        )
-        sampler = Sampler(sampling.SamplingParams())
+        table = self._table
+        self._extends = Graphs([size for size in _EXTEND_SIZES if size <= table.width], self._device)
+        for tokens in reversed(self._extends.sizes):
+            self._extends.capture(tokens, pack([], _extend_size(tokens), table), self._extend_pass(tokens))
+        self._decodes = Graphs(batch_sizes(table.num_rows), self._device)
+        for batch in reversed(self._decodes.sizes):
+            self._decodes.capture(batch, self._padded(np.zeros((4, 0), np.int32), batch), self._whole_decode_pass)
         for length in _WARM_UP:
             for turned in (False, True):
-                entries = np.arange(min(length, table.width))
-                slots = np.full(len(entries), table.spare_slot, np.int32)
-                ids = np.zeros(len(entries), np.int32)
-                self.prefill([PrefillShare(table.num_rows, ids, entries, slots, turned, sampler)]).read()
+                part = PrefillPart.padding(length, table)
+                self._eager_pass([replace(part, turned=turned, positions=np.arange(min(length, table.width)))])
 
     # ------------------------------------------------------------ decode
 
@@ -115,17 +121,28 @@ class Runner:
         """One entry of each request."""
         columns = [[s.row, s.position, s.slot, _UNFORCED if s.forced is None else s.forced] for s in shares]
         inputs = np.array(columns, np.int32).T
-        if self._graphs is not None:
-            logits, tokens, finite = self._graphs.replay(inputs)
+        if self._decodes is not None:
+            size = self._decodes.smallest(len(shares))
+            assert size is not None, "more requests than rows of the request table"
+            outputs = self._decodes.replay(size, self._padded(inputs, size))
+            logits, tokens, finite = (output[: len(shares)] for output in outputs)
         else:
             turned = any(share.turned for share in shares)
             max_len = max(share.position for share in shares) + 1
-            logits, tokens, finite = self._decode_pass(upload(inputs, self._pool.c_kv.device), turned, max_len)
+            logits, tokens, finite = self._decode_pass(upload(inputs, self._device), turned, max_len)
         if not all(share.sampler.greedy for share in shares):
-            tokens = self.draw(logits, [s.sampler for s in shares], [s.number for s in shares])
-            rows = torch.tensor([s.row for s in shares])
-            self._table.last_token[upload(rows.numpy(), tokens.device)] = tokens
+            drawn = self.draw(logits, [s.sampler for s in shares], [s.number for s in shares])
+            self._table.last_token[upload(inputs[0].astype(np.int64), self._device)] = drawn
+            tokens = drawn
         return Outcome(tokens, finite)
+
+    def _padded(self, inputs: NDArray[np.int32], batch: int) -> NDArray[np.int32]:
+        """inputs [4, b] as a whole batch, flat: columns of padding behind them."""
+        padding = np.array([[self._table.num_rows], [0], [self._table.spare_slot], [0]], np.int32)
+        return np.concatenate([inputs, np.repeat(padding, batch - inputs.shape[1], axis=1)], axis=1).reshape(-1)
+
+    def _whole_decode_pass(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return self._decode_pass(inputs.view(4, -1), turned=True, max_len=self._table.width)
 
     def _decode_pass(self, inputs: Tensor, turned: bool, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
         """inputs [4, B] int32: row, position, slot, forced id or -1. Returns logits [B, vocab], the greedy tokens [B],
@@ -154,27 +171,69 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, shares: Sequence[PrefillShare]) -> Outcome:
         """Any number of pending entries of each request, packed."""
-        device = self._pool.c_kv.device
         parts = [PrefillPart(s.row, s.ids, s.positions, s.slots, s.turned, s.sampler is not None) for s in shares]
-        batch = pack(parts, self._table, self._form)
+        size = self._captured(parts)
+        if size is not None and self._extends is not None:
+            outputs = self._extends.replay(size, pack(parts, _extend_size(size), self._table))
+            logits, tokens, finite = (output[: len(parts)] for output in outputs)
+        else:
+            logits, tokens, finite = self._eager_pass(parts)
+        samplers = [(i, share.row, share.sampler) for i, share in enumerate(shares) if share.sampler is not None]
+        if not all(sampler.greedy for _, _, sampler in samplers):
+            which = upload(np.array([[i, row] for i, row, _ in samplers]).T, self._device)
+            drawn = self.draw(logits[which[0]], [sampler for _, _, sampler in samplers], [0] * len(samplers))
+            self._table.last_token[which[1]] = drawn
+            tokens = tokens.index_put((which[0],), drawn)
+        return Outcome(tokens, finite)
+
+    def _captured(self, parts: Sequence[PrefillPart]) -> int | None:
+        """The size of the graph that this pass should run in."""
+        size = PassSize.of(parts)
+        pairs = sum(len(part.ids) * (int(part.positions[-1]) + 1) for part in parts)
+        if self._extends is None or size.parts >= _EXTEND_PARTS or pairs > _EXTEND_PAIRS:
+            return None
+        return self._extends.smallest(size.tokens)
+
+    def _extend_pass(self, tokens: int) -> Pass:
+        return lambda inputs: self._packed_pass(unpack(inputs, _extend_size(tokens)), True, self._table.width, None)
+
+    def _eager_pass(self, parts: Sequence[PrefillPart]) -> tuple[Tensor, Tensor, Tensor]:
+        size = PassSize.of(parts)
+        columns = unpack(upload(pack(parts, size, self._table), self._device), size)
+        turned = any(part.turned for part in parts)
+        max_len = max(int(part.positions[-1]) for part in parts) + 1
+        return self._packed_pass(columns, turned, max_len, parts if self._form.expanded(parts) else None)
+
+    def _packed_pass(
+        self, on: dict[str, Tensor], turned: bool, max_len: int, expand: Sequence[PrefillPart] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`on`: the columns of `PassSize`. Returns for each part the logits after its last token [P, vocab], the greedy
+        tokens [P], which it also notes where they are wanted, and whether its rows and logits are finite."""
+        table = self._table
+        positions, slots = on["positions"].long(), on["slots"].long()
+        table.patch(on["rows"].long(), positions, slots)
+        queries: Extend | Expanded = Extend(on["q_indptr"], on["positions"])
+        if expand is not None:
+            kv_slots, kv_delta = lists(expand, table)
+            queries = Expanded(on["q_indptr"], on["positions"], on["kv_indptr"], kv_slots, kv_delta if turned else None)
+        batch = Batch(
+            ids=on["ids"].long()[None],
+            positions=positions[None],
+            write_slots=slots,
+            sampled=on["last"].long(),
+            kv_start=on["kv_start"],
+            kv_len=on["kv_len"],
+            kv_slots=table.kv_slots.view(-1),
+            kv_delta=table.kv_delta.view(-1) if turned else None,
+            max_len=max_len,
+            queries=queries,
+        )
         logits = self._forward(batch)
-        lengths = torch.tensor([len(share.ids) for share in shares])
-        owner = upload(torch.repeat_interleave(torch.arange(len(shares)), lengths).numpy(), device)
-        bad_rows = torch.zeros(len(shares), dtype=torch.int64, device=device)
-        bad_rows.index_add_(0, owner, (~self._rows_finite(batch.write_slots)).long())
-        tokens = torch.zeros(len(shares), dtype=torch.int64, device=device)
-        sampling_shares = [(i, share) for i, share in enumerate(shares) if share.sampler is not None]
-        if sampling_shares:
-            samplers = [share.sampler for _, share in sampling_shares if share.sampler is not None]
-            if all(sampler.greedy for sampler in samplers):
-                sampled = sampling.greedy(logits)
-            else:
-                sampled = self.draw(logits, samplers, [0] * len(samplers))
-            which = upload(np.array([[i, share.row] for i, share in sampling_shares]).T, device)
-            tokens[which[0]] = sampled
-            bad_rows.index_add_(0, which[0], (~torch.isfinite(logits).all(-1)).long())
-            self._table.last_token[which[1]] = sampled
-        return Outcome(tokens, bad_rows == 0)
+        tokens = sampling.greedy(logits)
+        table.last_token[on["note"].long()] = tokens
+        bad = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+        bad.index_add_(0, on["owner"].long(), (~self._rows_finite(slots)).long())
+        return logits, tokens, (bad == 0) & torch.isfinite(logits).all(-1)
 
     # ------------------------------------------------------------ both
 
@@ -187,3 +246,7 @@ class Runner:
         """[n]: whether the rows just written are numbers: one that is none would poison all who share it."""
         pool = self._pool
         return torch.isfinite(pool.c_kv[:, slots]).all(-1).all(0) & torch.isfinite(pool.k_pe[:, slots]).all(-1).all(0)
+
+
+def _extend_size(tokens: int) -> PassSize:
+    return PassSize(tokens, _EXTEND_PARTS)

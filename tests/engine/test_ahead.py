@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from leyline_server.engine.engine import EndReason
-from leyline_server.model.decode_graphs import batch_sizes
 from leyline_server.sampling import SamplingParams
 from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
@@ -107,13 +106,3 @@ def test_more_requests_than_rows_wait_their_turn(loaded):
     assert (rig.engine.stats().running, rig.engine.stats().queued) == (2, 3)
     rig.run()
     assert all(run.end is EndReason.LENGTH for run in runs)
-
-
-@pytest.mark.parametrize("max_batch", [1, 3, 8, 20, 64, 100, 256])
-def test_graphs_hold_every_batch(max_batch):
-    sizes = batch_sizes(max_batch)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == max_batch
-    for batch in range(1, max_batch + 1):
-        padding = next(size for size in sizes if size >= batch) - batch
-        assert padding < (8 if batch <= 64 else 32)

@@ -1,0 +1,69 @@
+"""Forward passes as CUDA graphs, one for each of a few sizes.
+
+Owns capture and staging. What a pass reads, how a smaller one is padded, and what its outputs mean is its caller's.
+One set of graphs serves all lists: whether a key is turned is decided inside the attention kernels, tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Pass = Callable[[Tensor], tuple[Tensor, ...]]
+"""inputs [n] int32 -> outputs. Must not ask the host for anything."""
+
+
+class Graphs:
+    """`sizes`, ascending, are those that may be captured."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self.sizes = sizes
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int, _Graph] = {}
+
+    def capture(self, size: int, example: NDArray[np.int32], run: Pass) -> None:
+        """`example` is an input that changes nothing. The largest size first: the others fit into its memory."""
+        self._graphs[size] = _Graph(torch.from_numpy(example).to(self._device), run, self._memory)
+
+    def smallest(self, size: int) -> int | None:
+        """The size of the graph that holds this one; None if none does."""
+        return next((captured for captured in self.sizes if captured >= size and captured in self._graphs), None)
+
+    def replay(self, size: int, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
+        """The tensors returned are the graph's own: its next replay overwrites them."""
+        return self._graphs[size].replay(inputs)
+
+
+class _Graph:
+    def __init__(self, inputs: Tensor, run: Pass, memory: Any) -> None:
+        self._inputs = inputs
+        # Two, since a pass may be launched before the one in front of it was read.
+        self._staging = [torch.empty_like(inputs, device="cpu", pin_memory=True) for _ in range(2)]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(inputs)  # kernels are compiled and libraries choose theirs outside the capture
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may use CUDA meanwhile.
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
+            self._outputs = run(inputs)
+
+    def replay(self, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
+        self._staging.reverse()
+        self._staging[0].numpy()[:] = inputs
+        self._inputs.copy_(self._staging[0], non_blocking=True)
+        self._graph.replay()
+        return self._outputs
+
+
+def batch_sizes(max_batch: int) -> list[int]:
+    """1, 2, 4, 8, then steps of 8 to 64, and of 32 beyond."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_batch, 32)]
+    return [size for size in sizes if size < max_batch] + [max_batch]

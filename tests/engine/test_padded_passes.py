@@ -1,0 +1,104 @@
+"""Passes padded to a graph's size, run without a graph: what a GPU replays gives Hugging Face's logits, and the padding
+changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from leyline_server.engine.engine import EndReason
+from leyline_server.model.batch import PassSize, PrefillPart, pack, unpack
+from leyline_server.model.graphs import Graphs, batch_sizes
+from leyline_server.model.runner import Runner
+from tests.engine.harness import Rig, random_ids
+from tests.engine.oracle import full_forward
+from tests.engine.pairs import Pair, worst
+
+TOLERANCE = 1e-4
+
+
+class Uncaptured(Graphs):
+    """Runs the passes that a GPU would replay; notes which sizes."""
+
+    def __init__(self, sizes, device) -> None:
+        self.sizes, self._device, self._graphs, self.replayed = sizes, device, {}, []
+
+    def capture(self, size, example, run) -> None:
+        run(torch.from_numpy(example))
+        self._graphs[size] = run
+
+    def replay(self, size, inputs):
+        self.replayed.append(size)
+        return self._graphs[size](torch.from_numpy(inputs.copy()))
+
+
+@pytest.fixture
+def padded(monkeypatch):
+    """Makes rigs whose short passes are padded as on a GPU."""
+    warm_up = Runner.warm_up
+
+    def as_on_a_gpu(runner):
+        cpu, runner._device = runner._device, torch.device("cuda")
+        with monkeypatch.context() as during:
+            during.setattr(Runner, "_eager_pass", lambda self, parts: None)
+            warm_up(runner)
+        runner._device = cpu
+
+    monkeypatch.setattr("leyline_server.model.runner.Graphs", Uncaptured)
+    monkeypatch.setattr(Runner, "warm_up", as_on_a_gpu)
+    return lambda model, **more: Rig(model, **{"num_slots": 300, "max_running": 5, "ahead": True, **more})
+
+
+def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant):
+    pair = Pair(padded(loaded(variant), prefill_chunk=100), unpatched(variant), random_ids(60))
+    pair.prefill()
+    pair.amortize((10, 18, random_ids(2, seed=1)), (40, 40, random_ids(11, seed=2)))
+    pair.append(random_ids(25, seed=3))
+    assert pair.error(random_ids(5, seed=4)) < TOLERANCE
+    pair.forget(20, 30, random_ids(3, seed=5))
+    assert pair.error(random_ids(4, seed=6)) < TOLERANCE
+    assert pair.row_error() < TOLERANCE
+    runner = pair.rig.engine.runner
+    assert runner._extends.replayed == [64, 64, 128]
+    assert set(runner._decodes.replayed) == {1}
+
+
+def test_parts_of_one_pass_share_a_graph(padded, loaded, reference):
+    rig = padded(loaded("v2-qlora-dense"), prefill_chunk=100)
+    texts = [random_ids(length, seed) for seed, length in enumerate((30, 1, 17))]
+    runs = [rig.generate(rig.open(text), 3) for text in texts]
+    rig.run()
+    for run, text in zip(runs, texts, strict=True):
+        assert run.end is EndReason.LENGTH
+        assert worst(run.logits, full_forward(reference, text + run.tokens)[len(text) - 1 : -1]) < TOLERANCE
+    assert rig.engine.runner._extends.replayed == [64]
+    assert rig.engine.runner._decodes.replayed == [4, 4]
+    rig.close_all()
+
+
+def test_what_is_sent_says_where_each_token_belongs(padded, loaded):
+    rig = padded(loaded("v2-qlora-dense"))
+    table = rig.engine.runner._table
+    one = PrefillPart(2, np.array([7, 8, 9]), np.array([4, 5, 6]), np.array([40, 41, 42], np.int32), False, True)
+    size = PassSize(8, 4)
+    on = {name: column.tolist() for name, column in unpack(torch.from_numpy(pack([one], size, table)), size).items()}
+    spare, row = table.spare_slot, table.num_rows
+    assert on["ids"] == [7, 8, 9, 0, 0, 0, 0, 0]
+    assert on["slots"] == [40, 41, 42, *[spare] * 5]
+    assert on["rows"] == [2, 2, 2, *[row] * 5]
+    assert on["owner"] == [0, 0, 0, *[3] * 5]
+    assert on["q_indptr"] == [0, 3, 3, 3, 8]
+    assert on["kv_len"] == [7, 0, 0, 1]
+    assert on["last"] == [2, 2, 2, 7]
+    assert on["note"] == [2, row, row, row]
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 8, 20, 64, 100, 256])
+def test_graphs_hold_every_batch(max_batch):
+    sizes = batch_sizes(max_batch)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_batch
+    for batch in range(1, max_batch + 1):
+        padding = next(size for size in sizes if size >= batch) - batch
+        assert padding < (8 if batch <= 64 else 32)
