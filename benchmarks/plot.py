@@ -54,7 +54,7 @@ def bars(axes: Any, rows: Sequence[Row], metric: str, styles: Sequence[str]) -> 
         )
         if row.goal is not None:
             axes.hlines(row.goal, at - width / 2, at + width / 2, colors="#000000", linestyles="dashed", linewidth=1.2)
-    axes.set_xticks(range(len(cases)), [_folded(case) for case in cases], fontsize=8)
+    axes.set_xticks(range(len(cases)), [_folded(case.partition(";")[0]) for case in cases], fontsize=8)
     axes.set_ylabel(f"{metric} [{chosen[0].unit}]" if chosen else metric, fontsize=8)
     axes.tick_params(axis="y", labelsize=8)
     axes.margins(y=0.15)
@@ -86,7 +86,8 @@ def draw(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
         found, labels = panel.get_legend_handles_labels()
         handles.update(zip(labels, found, strict=True))
     first = rows[0]
-    told = f"{first.versions['model']}, {first.dtype}, {first.device}"
+    more = {row.case.partition(";")[2].strip() for row in rows} - {""}
+    told = "; ".join([f"{first.versions['model']}, {first.dtype}, {first.device}", *sorted(more)])
     figure.suptitle(f"{first.bench}\n{told}; median, p5 to p95; dashed: goal", fontsize=9)
     columns = min(3, len(handles))
     figure.legend(

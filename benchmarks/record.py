@@ -89,16 +89,27 @@ class Recorder:
     """Turns figures into rows and appends them to NAME.jsonl, at once, so that a run that is cut short leaves them.
 
     model: what was run, in words ("DeepSeek-V2-Lite's shape, random weights"); it stands among the versions.
+    only: cases are measured that have this in their name; rows of others stay in the file.
     """
 
-    def __init__(self, bench: str, path: Path, device: torch.device, dtype: torch.dtype, model: str, command: str):
+    def __init__(
+        self,
+        bench: str,
+        path: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        model: str,
+        command: str,
+        only: str = "",
+    ) -> None:
         self._bench, self._path, self._command = bench, path, command
         self._device, self._dtype = device_name(device), str(dtype).removeprefix("torch.")
         self._versions = {"model": model, **versions(device)}
         self._commit = commit()
         self.rows: list[Row] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+        kept = [row for row in read(path) if only not in row.case] if path.is_file() else []
+        path.write_text("".join(_line(row) for row in kept))
 
     def add(self, figure: Measured) -> Row:
         row = Row(
@@ -112,8 +123,12 @@ class Recorder:
         )
         self.rows.append(row)
         with self._path.open("a") as file:
-            file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+            file.write(_line(row))
         return row
+
+
+def _line(row: Row) -> str:
+    return json.dumps(asdict(row), allow_nan=False) + "\n"
 
 
 def read(path: Path) -> list[Row]:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if why := unfit(bench, bed):
             console.print(f"[yellow]{name}: left out, {why}[/]")
             continue
-        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bed.about, command)
+        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bed.about, command, args.cases)
         started = time.monotonic()
         try:
             if left := run(bench, bed, recorder, console, args.cases, until):

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,17 +85,19 @@ class Recording:
 def load(root: Path, name: str, encoder: Encoder, most: int, turns: int, keep: float = 1.0) -> list[Recording]:
     """At most `most` conversations of a set with at least three replies, each at most `turns` long. `keep`: of each
     text's tokens."""
-    out: list[Recording] = []
+    return list(islice(_recordings(root, name, encoder, turns, keep), most))
+
+
+def _recordings(root: Path, name: str, encoder: Encoder, turns: int, keep: float) -> Iterator[Recording]:
     for path in sorted(root.glob(SETS[name])):
         try:
             conversations = read_traces(path)
         except ValueError:
             continue  # a file of another format
         for conversation in conversations:
-            steps = tuple(_steps(conversation, encoder, _waits(path), keep))[:turns]
-            if len(steps) >= 3 and len(out) < most:
-                out.append(Recording(conversation.name, steps))
-    return out
+            steps = tuple(islice(_steps(conversation, encoder, _waits(path), keep), turns))
+            if len(steps) >= 3:
+                yield Recording(conversation.name, steps)
 
 
 def _waits(path: Path) -> list[float]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import drive
+import leyline_kernels
+from benchmarks import agreement, drive, paper_table
 from benchmarks.arms import Cut, EagerSplice, InPlace, Reprefilled, edited, play
 from benchmarks.bench import WrongResult
 from benchmarks.paper_table import EAGER, IDEAL, LEYLINE, REPREFILL, Plan, figures, require_counts, run_cell
@@ -82,6 +83,18 @@ def test_the_arms_end_with_the_same_text_when_the_replies_are_given(bed):
     assert [turn.prompt for turn in made[0].turns] == [40, 43]
     assert made[0].ids[-2:] == [302, 303]
     empty(bed.parts())
+
+
+def test_keys_that_are_rewritten_and_not_turned_are_noticed(bed, monkeypatch):
+    monkeypatch.setattr(agreement, "check", lambda bed: None)  # test_checks has it
+    paper_table.check(bed)
+
+    def copied(k_pe, source, target, *more):
+        k_pe[:, target.long()] = k_pe[:, source.long()]
+
+    monkeypatch.setattr(leyline_kernels, "rotate", copied)
+    with pytest.raises(WrongResult, match="those of the eager splice"):
+        paper_table.check(bed)
 
 
 def test_an_eager_splice_takes_fresh_slots_and_gives_none_back_before_its_end(bed):

@@ -51,6 +51,16 @@ def test_a_file_has_exactly_the_fields(tmp_path):
     assert read(path) == recorder.rows
 
 
+def test_measuring_some_cases_again_leaves_the_others(tmp_path):
+    path = tmp_path / "decode.jsonl"
+    about = (path, torch.device("cpu"), torch.float32, "model", "command")
+    first = Recorder("decode", *about)
+    rows = [first.add(Measured(case, "arm", "time", 1.0, "ms")) for case in ("kernel 1", "step 1")]
+    again = Recorder("decode", *about, only="step").add(Measured("step 1", "arm", "time", 2.0, "ms"))
+    assert read(path) == [rows[0], again]
+    assert Recorder("decode", *about).rows == read(path) == []
+
+
 def test_a_number_that_is_none_is_refused(tmp_path):
     """JSON has no NaN: a file with one could not be read elsewhere."""
     recorder = Recorder("x", tmp_path / "x.jsonl", torch.device("cpu"), torch.float32, "model", "command")
