@@ -15,7 +15,7 @@ from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 
-TOLERANCE = 1e-4
+TOLERANCE = 3e-4  # a padded pass sums in another order
 
 
 class Uncaptured(Graphs):
