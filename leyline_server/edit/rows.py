@@ -30,7 +30,10 @@ _KEY = int.from_bytes(os.urandom(16))  # a constant of the process: texts can't 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """ids [n] int32, slots [n] int32 (PENDING without KV), contexts [n] uint64. Nobody writes into these arrays.
+    """ids [n] int32, slots [n] int32 (PENDING without KV). Nobody writes into these arrays.
+
+    Contexts are hashed when somebody asks for them: an edit of a long list seldom does. `_hashed` says how many of
+    `_contexts` [n] are.
 
     Two bounds spare others a look at the whole list. They follow from how the list was made, and may be too low:
     known_exact: entries below it are exact. own_text_upto: entries below it hold a row that was computed from this
@@ -39,13 +42,25 @@ class Rows:
 
     ids: Ids
     slots: Slots
-    contexts: Contexts
+    _contexts: Contexts
+    _hashed: int = 0
     known_exact: int = 0
     own_text_upto: int = 0
 
     @staticmethod
     def empty() -> Rows:
         return Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint64))
+
+    @property
+    def contexts(self) -> Contexts:
+        """[n] uint64."""
+        return self._contexts_upto(len(self))
+
+    def _contexts_upto(self, upto: int) -> Contexts:
+        if self._hashed < upto:
+            _fill_contexts(self._contexts, self.ids, self._hashed, upto)
+            object.__setattr__(self, "_hashed", upto)
+        return self._contexts[:upto]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,7 +80,8 @@ class Rows:
 
     def truncated(self, length: int) -> Rows:
         known, own = min(self.known_exact, length), min(self.own_text_upto, length)
-        return Rows(self.ids[:length], self.slots[:length], self.contexts[:length], known, own)
+        hashed = min(self._hashed, length)
+        return Rows(self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own)
 
     def spliced(self, start: int, end: int, ids: Ids, slots: Slots) -> Rows:
         """[start, end) gives way to these entries; what follows keeps its slots and moves."""
@@ -82,39 +98,39 @@ class Rows:
         all_slots = np.concatenate([*slots, self.slots[upto:]])
         first = spans[0][0] if spans else len(self)
         contexts = np.empty(len(all_ids), np.uint64)
-        contexts[:first] = self.contexts[:first]
-        _fill_contexts(contexts, all_ids, first)
+        hashed = min(self._hashed, first)
+        contexts[:hashed] = self._contexts[:hashed]
         own = min(self.own_text_upto, first)
         if own == first == len(self) and all(np.all(new == PENDING) for *_, new in spans):
             own = len(all_ids)
-        return Rows(all_ids, all_slots, contexts, min(self.known_exact, first), own)
+        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own)
 
     def pending_from(self, start: int) -> Rows:
         """Every entry from `start` on becomes pending."""
         new = self.slots.copy()
         new[start:] = PENDING
         own = len(self) if self.own_text_upto >= start else self.own_text_upto
-        return Rows(self.ids, new, self.contexts, min(self.known_exact, start), own)
+        return Rows(self.ids, new, self._contexts, self._hashed, min(self.known_exact, start), own)
 
     def filled(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
         """The entries at `index`, ascending, get these slots: fresh ones, or rows computed from this text."""
         new = self.slots.copy()
         new[index] = slots
         known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
-        return Rows(self.ids, new, self.contexts, known, self.own_text_upto)
+        return Rows(self.ids, new, self._contexts, self._hashed, known, self.own_text_upto)
 
     # ------------------------------------------------------------ what the slots say
 
     def exact_upto(self, table: SlotTable) -> int:
         """The first index that is pending or not exact; below it the KV equals an honest prefill's."""
         start = self.known_exact
-        for upto in (start + _PEEK, len(self)):
+        for upto in (min(start + _PEEK, len(self)), len(self)):
             slots = self.slots[start:upto]
-            differs = table.context[indices(slots)] != self.contexts[start:upto]
+            differs = table.context[indices(slots)] != self._contexts_upto(upto)[start:]
             differs |= slots < 0
             at = int(differs.argmax()) if len(differs) else 0
             start += at if len(differs) and differs[at] else len(differs)
-            if start < min(upto, len(self)):
+            if start < upto:
                 break
         # A row stays what it was computed from as long as a list holds it, so what is exact once is for good.
         object.__setattr__(self, "known_exact", start)
@@ -152,8 +168,8 @@ def added_to_context(ids: Ids, positions: NDArray[np.int32]) -> Contexts:
     return (ids.astype(np.uint64) + np.uint64(1)) * factors[indices(positions)]
 
 
-def _fill_contexts(contexts: Contexts, ids: Ids, start: int) -> None:
-    """Writes contexts[start:], given those before.
+def _fill_contexts(contexts: Contexts, ids: Ids, start: int, end: int) -> None:
+    """Writes contexts[start:end], given those before.
 
     A running sum over 64-bit integers of (id + 1) times a secret odd number of the position: multilinear hashing
     (Carter, Wegman 1979; over a ring of 2^64: Lemire, Kaser 2014, "Strongly universal string hashing is fast").
@@ -162,13 +178,10 @@ def _fill_contexts(contexts: Contexts, ids: Ids, start: int) -> None:
     anew in each process and never leave it, so that nobody can look for collisions. Being a sum it is the hash of
     every prefix at once, in three passes.
     """
-    length = len(ids)
-    if start == length:
-        return
     with np.errstate(over="ignore"):
-        new = contexts[start:]
-        np.add(ids[start:], 1, out=new, casting="unsafe")
-        new *= _factors(_rounded(length))[start:length]
+        new = contexts[start:end]
+        np.add(ids[start:end], 1, out=new, casting="unsafe")
+        new *= _factors(_rounded(end))[start:end]
         if start:
             new[0] += contexts[start - 1]
         np.cumsum(new, out=new)
