@@ -1,16 +1,18 @@
 """A splice over gRPC on loopback: what the call takes, what it frees, and how long the next first token takes.
 
-edit: ApplyDirectives that cuts 1k tokens out of a computed session and puts 8 in their place; then an undo, untimed.
+edit: ApplyDirectives that cuts 1k tokens out of a computed session and puts 8 in their place, by a client in a process
+of its own; then an undo, untimed. Beside it a call that does nothing.
 first token: a 64-token message and one generated token, from the first call to the token, after an AMORTIZE or a
 FORGET in the same Append, without an edit, and with the messages edited by the client and sent to a new session.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 
-from benchmarks import agreement, served_session
+from benchmarks import agreement, clients, served_session
 from benchmarks.bench import Bench, require
 from benchmarks.record import Measured, measured
 from benchmarks.registry import Bed
@@ -88,24 +90,20 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
 
 
 def _edits(bed: Bed, case: str, session: ServedSession, size: Sizes) -> Iterable[Measured]:
-    server, wall, inside, falls = session.serving, [], [], []
-    for number in range(EDITS + 3):
-        before = in_use(server)
-        took, answer = session.apply(cut(size.start, size.end, bed.ids(PLACEHOLDER, seed=60 + number)))
-        falls.append(before - in_use(server))
-        session.undo(answer.receipts[0].edit_id)
-        wall.append(took * 1e3)
-        inside.append(answer.wall_ms)
-    yield measured(case, "AMORTIZE", "call", wall[3:], "ms").at_most(EDIT_GOALS_MS[case], bed.full)
-    yield measured(case, "AMORTIZE", "in the server", inside[3:], "ms")
+    numbers = [size.start, size.end, EDITS + 3, *bed.ids(PLACEHOLDER, seed=60)]
+    took = json.loads(clients.run("edit_client", session.serving.address, session.id, *map(str, numbers)))
+    yield measured(case, "an empty call", "call", took["empty_ms"][3:], "ms")
+    yield measured(case, "AMORTIZE", "call", took["call_ms"][3:], "ms").at_most(EDIT_GOALS_MS[case], bed.full)
+    yield measured(case, "AMORTIZE", "in the server", took["server_ms"][3:], "ms")
+    falls = took["fall"]
     fall = measured(case, "AMORTIZE", "slots in use fall by", falls, "slots")
     exact = set(falls) == {size.message}
     yield Measured(case, fall.arm, fall.metric, fall.value, fall.unit, fall.n, fall.low, fall.high, size.message, exact)
     wall = []
     for number in range(LONG):
         copy = session.fork()
-        took, _ = copy.apply(cut(size.start, size.end, bed.ids(PLACEHOLDER, seed=160 + number), forget=True))
-        wall.append(took * 1e3)
+        seconds, _ = copy.apply(cut(size.start, size.end, bed.ids(PLACEHOLDER, seed=160 + number), forget=True))
+        wall.append(seconds * 1e3)
         copy.close()
     yield measured(case, "FORGET, of a fork", "call", wall, "ms")
 

@@ -6,15 +6,11 @@ of their own. Goal: at most 5 % longer.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from benchmarks import agreement, served_session
+from benchmarks import agreement, clients, served_session
 from benchmarks.bench import Bench, require
 from benchmarks.drive import Watch
 from benchmarks.record import Measured, measured
@@ -87,18 +83,8 @@ def _bare(server: Serving, clock: StepClock, sessions: Sequence[ServedSession], 
 def _streamed(server: Serving, clock: StepClock, sessions: Sequence[ServedSession], generated: int) -> list[float]:
     copies = [session.fork() for session in sessions]
     first = len(clock.begun)
-    command = [sys.executable, "-m", "benchmarks.stream_client", server.address, str(generated)]
-    # The packages may be on this process's path without being installed.
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    out = subprocess.run(
-        [*command, *(copy.id for copy in copies)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    require(out.returncode == 0, f"the client failed: {out.stderr[-2000:]}")
-    came = int(out.stdout.split()[-1])
+    out = clients.run("stream_client", server.address, str(generated), *(copy.id for copy in copies))
+    came = int(out.split()[-1])
     require(came == generated * len(copies), f"{came} tokens came, {generated * len(copies)} were generated")
     times = _middle(clock, first)
     for copy in copies:
