@@ -29,9 +29,10 @@ from leyline_kernels.gpu.split import (
 from leyline_kernels.reference import RotaryLayout
 
 # 16 rows of sums leave the registers of a processor room for two programs: one loads while the other computes.
-BF16 = Tiling(block_n=32, num_warps=4, num_stages=3, programs=2)
+# As many programs as there are tiles: one list of 8k entries gives each a single one.
+BF16 = Tiling(block_n=32, num_warps=4, num_stages=3, programs=2, min_tiles=1)
 # More heads than a block of 16 rows holds: sums of up to 64 rows x rank fill half of the registers.
-BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1, spread=True)
+BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2, min_tiles=8)
 
@@ -44,13 +45,13 @@ def _line(kv_len, num_seqs, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr):
     return tiles, tl.cumsum(tiles, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs", "min_tiles"])
 def _decode_kernel(
     q_latent, stride_ql_b, stride_ql_h, q_pe, stride_qp_b, stride_qp_h,
-    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs, min_tiles,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +60,7 @@ def _decode_kernel(
     exists = head < H
     tiles, upto = _line(kv_len, num_seqs, BLOCK_N, BLOCK_SEQS)
     line_end = tl.sum(tiles, axis=0)
-    each = tiles_each(line_end, tl.num_programs(0), MIN_TILES)
+    each = tiles_each(line_end, tl.num_programs(0), min_tiles)
     at = program * each
     end = tl.minimum(at + each, line_end)
 
@@ -90,16 +91,16 @@ def _decode_kernel(
         at = stop
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_programs", "min_tiles"])
 def _join_kernel(
-    kv_len, num_seqs, num_programs, out_latent, part, part_lse,
-    H: tl.constexpr, RANK: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
+    kv_len, num_seqs, num_programs, min_tiles, out_latent, part, part_lse,
+    H: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     head = tl.program_id(1)
     tiles, upto = _line(kv_len, num_seqs, BLOCK_N, BLOCK_SEQS)
-    each = tiles_each(tl.sum(tiles, axis=0), num_programs, MIN_TILES)
+    each = tiles_each(tl.sum(tiles, axis=0), num_programs, min_tiles)
     mine = tl.arange(0, BLOCK_SEQS) == b
     num_tiles = pick(tiles, mine)
     join_row(
@@ -143,14 +144,14 @@ def decode(
     line = {
         "H": num_heads,
         "RANK": rank,
-        "MIN_TILES": tiling.min_tiles,
         "BLOCK_N": tiling.block_n,
         "BLOCK_SEQS": max(64, triton.next_power_of_2(num_seqs)),  # one binary for most batches
     }
     _decode_kernel[(num_programs, head_groups)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1),
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
-        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
+        num_seqs, tiling.min_tiles,
         out_latent, part, part_lse,
         ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None,
         BLOCK_H=block_h,
@@ -158,9 +159,9 @@ def decode(
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
         PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
-    block_parts, block_cols = join_blocks(num_seqs * num_heads, rank)
+    block_parts, block_cols = join_blocks(tiling, num_seqs * num_heads, rank)
     _join_kernel[(num_seqs, num_heads, triton.cdiv(rank, block_cols))](
-        kv_len, num_seqs, num_programs, out_latent, part, part_lse,
+        kv_len, num_seqs, num_programs, tiling.min_tiles, out_latent, part, part_lse,
         BLOCK_PARTS=block_parts, BLOCK_COLS=block_cols, num_warps=4, **line,
     )  # fmt: skip
     return out_latent

@@ -28,8 +28,8 @@ from leyline_kernels.gpu.split import (
 )
 from leyline_kernels.reference import RotaryLayout
 
-# 64 rows x rank 512 of fp32 sums fill half of the registers: tiles of 64 entries leave too few for the rest.
-BF16 = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1, block_m=64, spread=True)
+# 64 rows x rank 512 of fp32 sums fill half of the registers; larger tiles cost less synchronising than they spill.
+BF16 = Tiling(block_n=64, num_warps=8, num_stages=2, programs=1, block_m=64)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2)
 
@@ -46,13 +46,13 @@ def _line(q_indptr, kv_len, num_seqs, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constex
     return q_begin, q_end, tiles, of_all, tl.cumsum(of_all, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs", "min_tiles"])
 def _extend_kernel(
     q_latent, stride_ql_t, stride_ql_h, q_pe, stride_qp_t, stride_qp_h, q_indptr, q_index,
-    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs, min_tiles,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     PRECISION: tl.constexpr, SPREAD: tl.constexpr,
@@ -63,7 +63,7 @@ def _extend_kernel(
     head = tl.program_id(1) * BLOCK_H + m % BLOCK_H
     q_begins, q_ends, tiles, of_all, upto = _line(q_indptr, kv_len, num_seqs, BLOCK_Q, BLOCK_N, BLOCK_SEQS)
     line_end = tl.sum(of_all, axis=0)
-    each = tiles_each(line_end, tl.num_programs(0), MIN_TILES)
+    each = tiles_each(line_end, tl.num_programs(0), min_tiles)
     at = program * each
     end = tl.minimum(at + each, line_end)
 
@@ -100,17 +100,17 @@ def _extend_kernel(
         at = stop
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_programs"])
+@triton.jit(do_not_specialize=["num_seqs", "num_programs", "min_tiles"])
 def _join_kernel(
-    q_indptr, kv_len, num_seqs, num_programs, out_latent, part, part_lse,
-    H: tl.constexpr, RANK: tl.constexpr, MIN_TILES: tl.constexpr,
+    q_indptr, kv_len, num_seqs, num_programs, min_tiles, out_latent, part, part_lse,
+    H: tl.constexpr, RANK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0)
     head = tl.program_id(1)
     q_begins, q_ends, tiles, of_all, upto = _line(q_indptr, kv_len, num_seqs, BLOCK_Q, BLOCK_N, BLOCK_SEQS)
-    each = tiles_each(tl.sum(of_all, axis=0), num_programs, MIN_TILES)
+    each = tiles_each(tl.sum(of_all, axis=0), num_programs, min_tiles)
     mine = (q_begins <= t) & (t < q_ends)
     seq_tiles = pick(tiles, mine)
     in_seq = t - pick(q_begins, mine)
@@ -156,7 +156,6 @@ def extend(
     line = {
         "H": num_heads,
         "RANK": rank,
-        "MIN_TILES": tiling.min_tiles,
         "BLOCK_Q": block_q,
         "BLOCK_N": tiling.block_n,
         "BLOCK_SEQS": max(64, triton.next_power_of_2(num_seqs)),  # one binary for most batches
@@ -164,7 +163,8 @@ def extend(
     _extend_kernel[(num_programs, head_groups)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1), q_indptr, q_index,
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
-        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
+        num_seqs, tiling.min_tiles,
         out_latent, part, part_lse,
         ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None,
         BLOCK_H=block_h,
@@ -172,9 +172,9 @@ def extend(
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
         PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
-    block_parts, block_cols = join_blocks(num_queries * num_heads, rank)
+    block_parts, block_cols = join_blocks(tiling, num_queries * num_heads, rank)
     _join_kernel[(num_queries, num_heads, triton.cdiv(rank, block_cols))](
-        q_indptr, kv_len, num_seqs, num_programs, out_latent, part, part_lse,
+        q_indptr, kv_len, num_seqs, num_programs, tiling.min_tiles, out_latent, part, part_lse,
         BLOCK_PARTS=block_parts, BLOCK_COLS=block_cols, num_warps=4, **line,
     )  # fmt: skip
     return out_latent
