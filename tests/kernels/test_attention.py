@@ -45,7 +45,9 @@ def tiling(programs: int) -> Any:
     """The smallest tiles, and so many programs on the interpreter's one processor."""
     from leyline_kernels.gpu.split import Tiling
 
-    return Tiling(block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1, spread=programs > 1)
+    return Tiling(
+        block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1, join_parts=2, spread=programs > 1
+    )
 
 
 @pytest.fixture

@@ -81,8 +81,8 @@ def attend(
         delta, end = run_of(deltas, lo, hi, BLOCK_N)
         while lo < end:
             q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
-            # Also hides the turning from the compiler, which would mistake the joined pairs for packed numbers and
-            # give the product another layout, four times slower to read.
+            # The branch also hides the turning from Triton 3.6, which would take the joined pairs for packed numbers
+            # and lay out both factors of the product as such.
             if delta != 0:
                 q_turned = turned_by(q_pe_at, has_pe, delta, inv_freq, ROPE, INTERLEAVED, BLOCK_M, BLOCK_HALF)
             out, top, total = _over(

@@ -28,7 +28,8 @@ from leyline_kernels.gpu.split import (
 )
 from leyline_kernels.reference import RotaryLayout
 
-# 64 rows x rank 512 of fp32 sums fill half of the registers; larger tiles cost less synchronising than they spill.
+# 64 rows x rank 512 of fp32 sums fill half of the registers, and a few more spill in the loop; on an H200, 16 to 128
+# queries over 32k still took 9 to 16 % less time than with tiles of 32.
 BF16 = Tiling(block_n=64, num_warps=8, num_stages=2, programs=1, block_m=64)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2)
