@@ -166,6 +166,6 @@ class Form:
         return absorbed > self.handicap * (own + sum(kv_lengths) * self.rank * (self.nope + self.v_head_dim))
 
 
-HANDICAP: Final = {"cpu": 1.0, "cuda": 0.2}
+HANDICAP: Final = {"cpu": 1.0, "cuda": 0.45}
 """On a GPU the absorbed form keeps rank sums a query in registers, so few queries share a tile. H200, V2-Lite's shape:
-both forms take as long for about 27 queries over 8k or 32k entries (`benchmarks/tune_prefill.py`)."""
+both forms take as long for about 64 queries over 32k entries (`benchmarks/tune_prefill.py`, `tune_decode.py`)."""

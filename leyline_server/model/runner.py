@@ -26,7 +26,7 @@ from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
 
 _UNFORCED: Final = -1
-_EXTEND_SIZES: Final = (8, 16, 32, 64, 128, 256)
+_EXTEND_SIZES: Final = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32))
 _EXTEND_PARTS: Final = 16
 _EXTEND_PAIRS: Final = 1 << 22
 """Short prefill passes run as graphs: up to so many tokens, parts (one of them padding), and pairs of query and entry.
@@ -111,8 +111,9 @@ class Runner:
             self._decodes.capture(batch, self._padded(np.zeros((4, 0), np.int32), batch), self._whole_decode_pass)
         for length in _WARM_UP:
             for turned in (False, True):
-                part = PrefillPart.padding(length, table)
-                self._eager_pass([replace(part, turned=turned, positions=np.arange(min(length, table.width)))])
+                positions = np.arange(min(length, table.width))
+                part = PrefillPart.padding(len(positions), table)
+                self._eager_pass([replace(part, turned=turned, positions=positions)])
 
     # ------------------------------------------------------------ decode
 

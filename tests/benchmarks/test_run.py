@@ -34,9 +34,9 @@ def invent(monkeypatch):
 def test_a_real_one_from_check_to_file(tmp_path, capsys):
     assert run.main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 0
     rows = read(tmp_path / "rotate.jsonl")
-    assert {(row.arm, row.metric) for row in rows} == {
-        ("copy", "bandwidth"), ("rotate", "time"), ("rotate", "bandwidth"), ("rotate", "share of copy"),
-    }  # fmt: skip
+    metrics, orders = ("time", "bandwidth", "share of copy"), ("in order", "scrambled")
+    rotated = {(f"rotate, slots {order}", metric) for order in orders for metric in metrics}
+    assert {(row.arm, row.metric) for row in rows} == {("copy", "bandwidth"), *rotated}
     assert all(row.bench == "rotate" and "random weights" in row.versions["model"] for row in rows)
     assert all(row.goal is None and row.met is None for row in rows), "a toy's figures are not judged"
     assert all("scaled down" in row.case for row in rows)

@@ -60,7 +60,7 @@ def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant):
     assert pair.error(random_ids(4, seed=6)) < TOLERANCE
     assert pair.row_error() < TOLERANCE
     runner = pair.rig.engine.runner
-    assert runner._extends.replayed == [64, 64, 128]
+    assert runner._extends.replayed == [64, 40, 80]
     assert set(runner._decodes.replayed) == {1}
 
 
@@ -72,7 +72,7 @@ def test_parts_of_one_pass_share_a_graph(padded, loaded, reference):
     for run, text in zip(runs, texts, strict=True):
         assert run.end is EndReason.LENGTH
         assert worst(run.logits, full_forward(reference, text + run.tokens)[len(text) - 1 : -1]) < TOLERANCE
-    assert rig.engine.runner._extends.replayed == [64]
+    assert rig.engine.runner._extends.replayed == [48]
     assert rig.engine.runner._decodes.replayed == [4, 4]
     rig.close_all()
 

@@ -45,9 +45,7 @@ def tiling(programs: int) -> Any:
     """The smallest tiles, and so many programs on the interpreter's one processor."""
     from leyline_kernels.gpu.split import Tiling
 
-    return Tiling(
-        block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1, join_parts=2, spread=programs > 1
-    )
+    return Tiling(block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1)
 
 
 @pytest.fixture
@@ -138,47 +136,6 @@ def test_lengths_at_the_edges_of_tiles(
     for programs in (1, 5):
         got = kernels.decode(**b.args(), tiling=tiling(programs))
         assert relative_error(got, reference.decode(**b.args())) < TIGHT
-
-
-@pytest.mark.parametrize("programs", [1, 2, 3])
-@pytest.mark.parametrize(
-    "cuts",
-    [(), (128,), (100,), (299,), (1,), (70, 150, 230), (200, *range(205, 300, 7)), (64, 65, 250)],
-    ids=["uniform", "at a tile", "inside one", "the last", "the first", "long runs", "then short ones", "one stray"],
-)
-def test_runs_of_one_delta(
-    cuts: tuple[int, ...], programs: int, batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
-) -> None:
-    """Two lists, cut alike and moved by deltas of their own; pieces of a program begin and end anywhere in them.
-
-    The last list of zeros follows one that was moved, as a run of zeros does a run that wasn't.
-    """
-    lens = (300, 180, 90)
-    b = batch(lens, heads=2)
-    for seq, (start, n) in enumerate(zip(b.kv_start.tolist(), lens, strict=True)):
-        piece = torch.bucketize(torch.arange(n, device=device), torch.tensor(cuts, device=device), right=True)
-        b.kv_delta[start : start + n] = ((-977 * piece - 31) * (2 - seq)).int()
-    want = reference.decode(**b.args())
-    assert relative_error(kernels.decode(**b.args(), tiling=tiling(programs)), want) < TIGHT
-    assert relative_error(reference.decode(**b.but(kv_delta=b.kv_delta + 1).args()), want) > WRONG
-    at_end = {"q_indptr": torch.arange(4, device=device).int(), "q_index": b.kv_len - 1}
-    assert relative_error(kernels.extend(**b.args(), **at_end, tiling=tiling(programs)), want) < TIGHT
-
-
-def test_a_run_longer_than_one_look(batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
-    from leyline_kernels.gpu.attend import SCANNED
-
-    n = SCANNED.value + 200
-    for cut in (SCANNED.value - 1, SCANNED.value, SCANNED.value + 1):
-        b = batch((n,), heads=1, rank=16)
-        start = int(b.kv_start[0])
-        b.kv_delta[start : start + n] = -400
-        b.kv_delta[start + cut : start + n] = 250
-        want = reference.decode(**b.args())
-        assert relative_error(kernels.decode(**b.args(), tiling=tiling(1)), want) < TIGHT
-        b.kv_delta[start + cut] = -400
-        moved = relative_error(kernels.decode(**b.args(), tiling=tiling(1)), want)
-        assert moved > TIGHT, "one entry in another run must show"
 
 
 def test_a_scrambled_slot_table_gives_the_same_bits(batch: MakeBatch, kernels: Any, device: str) -> None:

@@ -3,8 +3,8 @@
 Knows rows (one head of one query), not sequences: each row brings its last visible index.
 
 A score needs the angle between query and key alone: R(d) k . q = k . R(-d) q. Edits move long runs of entries by one
-delta: the query is turned once for a run, and its keys are read as they are. From the first short run on, deltas are
-compared tile by tile, and a tile of several turns its keys.
+delta, so nearly every tile has one, mostly that of the tile before: the query is turned by -delta once and kept, and
+such a tile costs a comparison. A tile of several deltas turns its keys.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # The values inside a Triton kernel have no static types.
@@ -19,37 +19,6 @@ from leyline_kernels.gpu.pairs import angles, rope_columns, turn
 LOG2_E = 1.4426950408889634
 """Softmax is computed in powers of two: scores are multiplied by this beforehand."""
 
-LONG_RUN = tl.constexpr(4)
-"""Tiles of a run that are worth a loop of their own."""
-SCANNED = tl.constexpr(2048)
-"""Deltas compared at once when a run's end is looked for."""
-
-
-@triton.jit
-def run_of(deltas, lo, hi, BLOCK_N: tl.constexpr):
-    """The delta of entry lo, and the end of its run in [lo, hi): lo itself if the run is short and others follow."""
-    first = tl.load(deltas + lo, mask=lo < hi, other=0)
-    end = hi
-    at = lo
-    while at < end:
-        index = at + tl.arange(0, SCANNED)
-        delta = tl.load(deltas + index, mask=index < hi, other=0)
-        end = tl.minimum(end, tl.min(tl.where(delta == first, hi, index), axis=0))
-        at += SCANNED
-    if (end < hi) & (end - lo < LONG_RUN * BLOCK_N):
-        end = lo
-    return first, end
-
-
-@triton.jit
-def turned_by(q_pe_at, has_pe, delta, inv_freq,
-    ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr,
-):  # fmt: skip
-    """The rotary query as it meets keys that are to be turned by the scalar delta: turned by -delta."""
-    back = angles(tl.zeros([1], tl.int32) - delta, inv_freq, ROPE, BLOCK_HALF)
-    q = tl.load(q_pe_at, mask=has_pe, other=0.0)
-    return turn(q, tl.cos(back), tl.sin(back), BLOCK_M, BLOCK_HALF, INTERLEAVED)
-
 
 @triton.jit
 def attend(
@@ -58,73 +27,37 @@ def attend(
     c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
     RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    PRECISION: tl.constexpr, SPREAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of BLOCK_M rows over the entries [lo, hi) of one sequence.
 
     q_latent, q_pe: [BLOCK_M] pointers to the rows; exists: [BLOCK_M]; last: [BLOCK_M] highest index seen
-    SPREAD: see `Tiling.spread`
     slots, deltas: pointers to the sequence's first entry; deltas are read only where TURNED
     Returns the unnormalised output [BLOCK_M, BLOCK_RANK], the rows' maxima and sums, all fp32. A row that saw
     nothing has maximum -inf and sum 0.
-    """
-    col = tl.arange(0, BLOCK_RANK)
-    pe_at, in_rope = rope_columns(ROPE, BLOCK_HALF, INTERLEAVED)
-    q = tl.load(q_latent[:, None] + col[None, :], mask=exists[:, None] & (col < RANK)[None, :], other=0.0)
-    q_pe_at = q_pe[:, None] + pe_at[None, :]
-    has_pe = exists[:, None] & in_rope[None, :]
-
-    out = tl.zeros([BLOCK_M, BLOCK_RANK], dtype=tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if TURNED:
-        delta, end = run_of(deltas, lo, hi, BLOCK_N)
-        while lo < end:
-            q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
-            # The branch also hides the turning from Triton 3.6, which would take the joined pairs for packed numbers
-            # and lay out both factors of the product as such.
-            if delta != 0:
-                q_turned = turned_by(q_pe_at, has_pe, delta, inv_freq, ROPE, INTERLEAVED, BLOCK_M, BLOCK_HALF)
-            out, top, total = _over(
-                out, top, total, q, q_turned, q_pe_at, has_pe, last, lo, end,
-                c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
-                RANK, ROPE, INTERLEAVED, False, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
-            )  # fmt: skip
-            lo = end
-            delta, end = run_of(deltas, lo, hi, BLOCK_N)
-    q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
-    return _over(
-        out, top, total, q, q_turned, q_pe_at, has_pe, last, lo, hi,
-        c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
-        RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
-    )  # fmt: skip
-
-
-@triton.jit
-def _over(
-    out, top, total, q, q_turned, q_pe_at, has_pe, last,
-    lo, hi,
-    c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
-    RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, MIXED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    PRECISION: tl.constexpr, SPREAD: tl.constexpr,
-):  # fmt: skip
-    """The loop of `attend`, from out, top, total on. q_turned meets keys as they are.
-
-    MIXED: the entries have deltas of their own, and q_turned is the query as it stands
     """
     col = tl.arange(0, BLOCK_RANK)
     in_rank = (col < RANK)[None, :]
     pe_at, in_rope = rope_columns(ROPE, BLOCK_HALF, INTERLEAVED)
     in_rope = in_rope[None, :]
 
+    q = tl.load(q_latent[:, None] + col[None, :], mask=exists[:, None] & in_rank, other=0.0)
+    q_pe_at = q_pe[:, None] + pe_at[None, :]
+    has_pe = exists[:, None] & in_rope
+    # The rotary query as it meets the keys: turned by -stands.
+    q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
+    stands = 0
+
+    out = tl.zeros([BLOCK_M, BLOCK_RANK], dtype=tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+
     # Nothing is read through an invalid entry: its slot may be -1, and unused pool rows may hold NaN. Slots and
     # deltas are read a tile ahead, so that no load of this tile waits for another.
     index = lo + tl.arange(0, BLOCK_N)
     slot = tl.load(slots + index, mask=index < hi, other=0)
-    if MIXED:
+    if TURNED:
         delta = tl.load(deltas + index, mask=index < hi, other=0)
-        stands = 0
 
     for start in range(lo, hi, BLOCK_N):
         index = start + tl.arange(0, BLOCK_N)
@@ -136,7 +69,7 @@ def _over(
         slot = tl.load(slots + following, mask=following < hi, other=0)
 
         score = tl.dot(q_turned, tl.trans(k), input_precision=PRECISION)
-        if MIXED:
+        if TURNED:
             # Rare, so it reads the tile's keys again: as long as they have no use but the product above, they are
             # loaded ahead as c is.
             if tl.max((valid & (delta != stands)).to(tl.int32), axis=0) != 0:
@@ -147,7 +80,8 @@ def _over(
                 least = tl.min(tl.where(valid, by, 2147483647), axis=0)
                 most = tl.max(tl.where(valid, by, -2147483648), axis=0)
                 if least == most:
-                    q_meets = turned_by(q_pe_at, has_pe, least, inv_freq, ROPE, INTERLEAVED, BLOCK_M, BLOCK_HALF)
+                    back = angles(tl.zeros([1], tl.int32) - least, inv_freq, ROPE, BLOCK_HALF)
+                    q_meets = turn(q_meets, tl.cos(back), tl.sin(back), BLOCK_M, BLOCK_HALF, INTERLEAVED)
                     q_turned = q_meets
                     stands = least
                 else:
@@ -158,13 +92,7 @@ def _over(
 
         score = tl.dot(q, tl.trans(c), acc=score, input_precision=PRECISION)
         seen = valid[None, :] & (index[None, :] <= last[:, None])
-        if SPREAD:
-            # Always true, which the compiler can't know: it gives a product that leads straight to another to each
-            # group of four warps whole, and one that leads to the end of a branch in shares.
-            if lo < hi:
-                score = tl.where(seen, score * scale_log2, float("-inf"))
-        else:
-            score = tl.where(seen, score * scale_log2, float("-inf"))
+        score = tl.where(seen, score * scale_log2, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(score, axis=1))
         # A row that has seen nothing yet: subtract 0, not -inf, from its scores.

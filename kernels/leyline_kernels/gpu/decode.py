@@ -29,7 +29,6 @@ from leyline_kernels.gpu.split import (
 from leyline_kernels.reference import RotaryLayout
 
 # 16 rows of sums leave the registers of a processor room for two programs: one loads while the other computes.
-# As many programs as there are tiles: one list of 8k entries gives each a single one.
 BF16 = Tiling(block_n=32, num_warps=4, num_stages=3, programs=2, min_tiles=1)
 # More heads than a block of 16 rows holds: sums of up to 64 rows x rank fill half of the registers.
 BF16_MANY_HEADS = Tiling(block_n=32, num_warps=8, num_stages=3, programs=1)
@@ -45,22 +44,22 @@ def _line(kv_len, num_seqs, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr):
     return tiles, tl.cumsum(tiles, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "min_tiles"])
+@triton.jit(do_not_specialize=["num_seqs"])
 def _decode_kernel(
     q_latent, stride_ql_b, stride_ql_h, q_pe, stride_qp_b, stride_qp_h,
-    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs, min_tiles,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr, SPREAD: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     exists = head < H
     tiles, upto = _line(kv_len, num_seqs, BLOCK_N, BLOCK_SEQS)
     line_end = tl.sum(tiles, axis=0)
-    each = tiles_each(line_end, tl.num_programs(0), min_tiles)
+    each = tiles_each(line_end, tl.num_programs(0), MIN_TILES)
     at = program * each
     end = tl.minimum(at + each, line_end)
 
@@ -80,7 +79,7 @@ def _decode_kernel(
             exists, tl.zeros([BLOCK_H], dtype=tl.int32) + (num_entries - 1),
             (at - seq_begin) * BLOCK_N, tl.minimum((stop - seq_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
-            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
+            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
         )  # fmt: skip
         whole = (at == seq_begin) & (stop == seq_end)
         store_rows(
@@ -91,16 +90,16 @@ def _decode_kernel(
         at = stop
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_programs", "min_tiles"])
+@triton.jit(do_not_specialize=["num_seqs", "num_programs"])
 def _join_kernel(
-    kv_len, num_seqs, num_programs, min_tiles, out_latent, part, part_lse,
-    H: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
+    kv_len, num_seqs, num_programs, out_latent, part, part_lse,
+    H: tl.constexpr, RANK: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     head = tl.program_id(1)
     tiles, upto = _line(kv_len, num_seqs, BLOCK_N, BLOCK_SEQS)
-    each = tiles_each(tl.sum(tiles, axis=0), num_programs, min_tiles)
+    each = tiles_each(tl.sum(tiles, axis=0), num_programs, MIN_TILES)
     mine = tl.arange(0, BLOCK_SEQS) == b
     num_tiles = pick(tiles, mine)
     join_row(
@@ -144,24 +143,24 @@ def decode(
     line = {
         "H": num_heads,
         "RANK": rank,
+        "MIN_TILES": tiling.min_tiles,
         "BLOCK_N": tiling.block_n,
         "BLOCK_SEQS": max(64, triton.next_power_of_2(num_seqs)),  # one binary for most batches
     }
     _decode_kernel[(num_programs, head_groups)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1),
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
-        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
-        num_seqs, tiling.min_tiles,
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
         out_latent, part, part_lse,
         ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None,
         BLOCK_H=block_h,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
-        PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
-    block_parts, block_cols = join_blocks(tiling, num_seqs * num_heads, rank)
+    block_parts, block_cols = join_blocks(num_seqs * num_heads, rank)
     _join_kernel[(num_seqs, num_heads, triton.cdiv(rank, block_cols))](
-        kv_len, num_seqs, num_programs, tiling.min_tiles, out_latent, part, part_lse,
+        kv_len, num_seqs, num_programs, out_latent, part, part_lse,
         BLOCK_PARTS=block_parts, BLOCK_COLS=block_cols, num_warps=4, **line,
     )  # fmt: skip
     return out_latent

@@ -28,8 +28,8 @@ from leyline_kernels.gpu.split import (
 )
 from leyline_kernels.reference import RotaryLayout
 
-# 64 rows x rank 512 of fp32 sums fill half of the registers, and a few more spill in the loop; on an H200, 16 to 128
-# queries over 32k still took 9 to 16 % less time than with tiles of 32.
+# 64 rows x rank 512 of fp32 sums fill half of the registers. Two stages of 64 entries fill the shared memory: 16, 64 and
+# 128 queries over 32k entries take 120, 380 and 730 us on an H200, three stages of 32 entries 132, 453 and 864.
 BF16 = Tiling(block_n=64, num_warps=8, num_stages=2, programs=1, block_m=64)
 # fp32 dots run without tensor cores from shared memory: the smallest tiles.
 FP32 = Tiling(block_n=16, num_warps=4, num_stages=1, programs=2)
@@ -47,16 +47,16 @@ def _line(q_indptr, kv_len, num_seqs, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constex
     return q_begin, q_end, tiles, of_all, tl.cumsum(of_all, axis=0)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "min_tiles"])
+@triton.jit(do_not_specialize=["num_seqs"])
 def _extend_kernel(
     q_latent, stride_ql_t, stride_ql_h, q_pe, stride_qp_t, stride_qp_h, q_indptr, q_index,
-    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs, min_tiles,
+    c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SEQS: tl.constexpr,
-    PRECISION: tl.constexpr, SPREAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     BLOCK_M: tl.constexpr = BLOCK_Q * BLOCK_H
@@ -64,7 +64,7 @@ def _extend_kernel(
     head = tl.program_id(1) * BLOCK_H + m % BLOCK_H
     q_begins, q_ends, tiles, of_all, upto = _line(q_indptr, kv_len, num_seqs, BLOCK_Q, BLOCK_N, BLOCK_SEQS)
     line_end = tl.sum(of_all, axis=0)
-    each = tiles_each(line_end, tl.num_programs(0), min_tiles)
+    each = tiles_each(line_end, tl.num_programs(0), MIN_TILES)
     at = program * each
     end = tl.minimum(at + each, line_end)
 
@@ -90,7 +90,7 @@ def _extend_kernel(
             exists, last,
             (at - block_begin) * BLOCK_N, tl.minimum((stop - block_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
-            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION, SPREAD,
+            RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF, PRECISION,
         )  # fmt: skip
         whole = (at == block_begin) & (stop == block_begin + seq_tiles)
         store_rows(
@@ -101,17 +101,17 @@ def _extend_kernel(
         at = stop
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_programs", "min_tiles"])
+@triton.jit(do_not_specialize=["num_seqs", "num_programs"])
 def _join_kernel(
-    q_indptr, kv_len, num_seqs, num_programs, min_tiles, out_latent, part, part_lse,
-    H: tl.constexpr, RANK: tl.constexpr,
+    q_indptr, kv_len, num_seqs, num_programs, out_latent, part, part_lse,
+    H: tl.constexpr, RANK: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0)
     head = tl.program_id(1)
     q_begins, q_ends, tiles, of_all, upto = _line(q_indptr, kv_len, num_seqs, BLOCK_Q, BLOCK_N, BLOCK_SEQS)
-    each = tiles_each(tl.sum(of_all, axis=0), num_programs, min_tiles)
+    each = tiles_each(tl.sum(of_all, axis=0), num_programs, MIN_TILES)
     mine = (q_begins <= t) & (t < q_ends)
     seq_tiles = pick(tiles, mine)
     in_seq = t - pick(q_begins, mine)
@@ -157,6 +157,7 @@ def extend(
     line = {
         "H": num_heads,
         "RANK": rank,
+        "MIN_TILES": tiling.min_tiles,
         "BLOCK_Q": block_q,
         "BLOCK_N": tiling.block_n,
         "BLOCK_SEQS": max(64, triton.next_power_of_2(num_seqs)),  # one binary for most batches
@@ -164,18 +165,17 @@ def extend(
     _extend_kernel[(num_programs, head_groups)](
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1), q_indptr, q_index,
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
-        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E,
-        num_seqs, tiling.min_tiles,
+        kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
         out_latent, part, part_lse,
         ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None,
         BLOCK_H=block_h,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
-        PRECISION="ieee", SPREAD=tiling.spread, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
-    block_parts, block_cols = join_blocks(tiling, num_queries * num_heads, rank)
+    block_parts, block_cols = join_blocks(num_queries * num_heads, rank)
     _join_kernel[(num_queries, num_heads, triton.cdiv(rank, block_cols))](
-        q_indptr, kv_len, num_seqs, num_programs, tiling.min_tiles, out_latent, part, part_lse,
+        q_indptr, kv_len, num_seqs, num_programs, out_latent, part, part_lse,
         BLOCK_PARTS=block_parts, BLOCK_COLS=block_cols, num_warps=4, **line,
     )  # fmt: skip
     return out_latent

@@ -36,16 +36,12 @@ class Tiling:
     """A program takes at least so many tiles: fewer parts to join when there is little to do."""
     block_m: int = 16
     """Rows of a block, a power of two of at least 16: queries x heads in extend. Decode takes its heads as they are."""
-    join_parts: int = 64
-    """Parts that a join of few rows takes at once, a power of two."""
-    spread: bool = False
-    """Eight warps on 64 rows: whether they share out the scores of a tile, or each four compute all of them."""
 
 
 @triton.jit
-def tiles_each(total, num_programs, min_tiles):
+def tiles_each(total, num_programs, MIN_TILES: tl.constexpr):
     """Tiles of the line that one program takes."""
-    return tl.maximum(tl.cdiv(total, num_programs), min_tiles)
+    return tl.maximum(tl.cdiv(total, num_programs), MIN_TILES)
 
 
 @triton.jit
@@ -127,9 +123,9 @@ def part_buffers(num_programs: int, num_rows: int, rank: int, device: torch.devi
     return part, torch.empty(2 * num_programs, num_rows, dtype=torch.float32, device=device)
 
 
-def join_blocks(tiling: Tiling, num_rows: int, rank: int) -> tuple[int, int]:
+def join_blocks(num_rows: int, rank: int) -> tuple[int, int]:
     """BLOCK_PARTS and BLOCK_COLS of a join: few rows have many parts each, and need narrow blocks to fill the chip."""
-    parts, cols = (tiling.join_parts, 32) if num_rows <= 64 else (16, 128)
+    parts, cols = (64, 32) if num_rows <= 64 else (16, 128)
     return parts, min(cols, triton.next_power_of_2(rank))
 
 
