@@ -89,7 +89,7 @@ class Recorder:
     """Turns figures into rows and appends them to NAME.jsonl, at once, so that a run that is cut short leaves them.
 
     model: what was run, in words ("DeepSeek-V2-Lite's shape, random weights"); it stands among the versions.
-    only: cases are measured that have this in their name; rows of others stay in the file.
+    only: what names of the cases that are measured have in them; rows of others stay in the file.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Recorder:
         dtype: torch.dtype,
         model: str,
         command: str,
-        only: str = "",
+        only: Sequence[str] = (),
     ) -> None:
         self._bench, self._path, self._command = bench, path, command
         self._device, self._dtype = device_name(device), str(dtype).removeprefix("torch.")
@@ -108,7 +108,7 @@ class Recorder:
         self._commit = commit()
         self.rows: list[Row] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read(path) if only not in row.case] if path.is_file() else []
+        kept = [row for row in read(path) if not chosen(row.case, only)] if path.is_file() else []
         path.write_text("".join(_line(row) for row in kept))
 
     def add(self, figure: Measured) -> Row:
@@ -125,6 +125,11 @@ class Recorder:
         with self._path.open("a") as file:
             file.write(_line(row))
         return row
+
+
+def chosen(case: str, only: Sequence[str]) -> bool:
+    """Whether a case is one of those that a run was asked for; all are when it was asked for none."""
+    return not only or any(text in case for text in only)
 
 
 def _line(row: Row) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import tables
 from benchmarks.bench import Bench
-from benchmarks.record import Recorder
+from benchmarks.record import Recorder, chosen
 from benchmarks.registry import SHAPES, Bed
 
 NAMES = ("rotate", "decode", "prefill", "splice", "streams", "interference", "paper_table", "traces")
@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(
-    bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: str = "", until: float = math.inf
+    bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: Sequence[str] = (), until: float = math.inf
 ) -> list[str]:
-    """One benchmark: its check, then its cases whose names have `only` in them. Returns those that it did not come to
-    `until` this moment of the monotonic clock."""
-    begun, cases = time.monotonic(), [case for case in bench.cases(bed) if only in case]
+    """One benchmark: its check, then its cases that `chosen` picks. Returns those that it did not come to `until` this
+    moment of the monotonic clock."""
+    begun, cases = time.monotonic(), [case for case in bench.cases(bed) if chosen(case, only)]
     if begun > until:
         return cases
     _say(console, bench, "checking", begun)
@@ -108,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", choices=tuple(SHAPES), help="default: lite on a GPU, toy on a CPU")
     parser.add_argument("--model", help="a checkpoint directory instead of random weights")
     parser.add_argument("--traces", type=Path, help="recorded conversations (default: LEYLINE_TRACES)")
-    parser.add_argument("--cases", default="", help="only cases with this in their name")
+    parser.add_argument(
+        "--cases", nargs="*", default=[], metavar="TEXT", help="only cases with one of these in their name"
+    )
     parser.add_argument("--out", type=Path, help="where NAME.jsonl goes")
     parser.add_argument("--budget-s", type=float, default=0, help="start no case after this many seconds")
     return parser

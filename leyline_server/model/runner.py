@@ -26,7 +26,7 @@ from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
 
 _UNFORCED: Final = -1
-_EXTEND_SIZES: Final = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32))
+_EXTEND_SIZES: Final = (*range(8, 129, 8), *range(160, 257, 32))
 _EXTEND_PARTS: Final = 16
 _EXTEND_PAIRS: Final = 1 << 22
 """Short prefill passes run as graphs: up to so many tokens, parts (one of them padding), and pairs of query and entry.

@@ -93,7 +93,7 @@ def test_keys_that_are_rewritten_and_not_turned_are_noticed(bed, monkeypatch):
         k_pe[:, target.long()] = k_pe[:, source.long()]
 
     monkeypatch.setattr(leyline_kernels, "rotate", copied)
-    with pytest.raises(WrongResult, match="those of the eager splice"):
+    with pytest.raises(WrongResult, match="a rewritten key differs"):
         paper_table.check(bed)
 
 

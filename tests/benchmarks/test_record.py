@@ -56,7 +56,7 @@ def test_measuring_some_cases_again_leaves_the_others(tmp_path):
     about = (path, torch.device("cpu"), torch.float32, "model", "command")
     first = Recorder("decode", *about)
     rows = [first.add(Measured(case, "arm", "time", 1.0, "ms")) for case in ("kernel 1", "step 1")]
-    again = Recorder("decode", *about, only="step").add(Measured("step 1", "arm", "time", 2.0, "ms"))
+    again = Recorder("decode", *about, only=("step",)).add(Measured("step 1", "arm", "time", 2.0, "ms"))
     assert read(path) == [rows[0], again]
     assert Recorder("decode", *about).rows == read(path) == []
 

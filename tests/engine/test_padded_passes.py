@@ -60,7 +60,7 @@ def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant):
     assert pair.error(random_ids(4, seed=6)) < TOLERANCE
     assert pair.row_error() < TOLERANCE
     runner = pair.rig.engine.runner
-    assert runner._extends.replayed == [64, 40, 80]
+    assert runner._extends.replayed == [64, 40, 72]
     assert set(runner._decodes.replayed) == {1}
 
 
