@@ -7,7 +7,7 @@ that computes entries of it; no step sends a list again. It does not know what a
     kv_delta [R + 1, W] int32   by how much the entry's key is to be turned: its index - the position written at
     last_token [R + 1] int64    the token sampled last
 
-Row R belongs to nobody: padding of a CUDA graph runs as a list of one entry there, in the pool's spare slot.
+Row R belongs to nobody: padding of a CUDA graph runs as a list there, all of it in the pool's spare slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RequestTable:
         self.kv_slots = torch.full((num_rows + 1, width), PENDING, dtype=torch.int32, device=device)
         self.kv_delta = torch.zeros(num_rows + 1, width, dtype=torch.int32, device=device)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
-        self.kv_slots[num_rows, 0] = spare_slot
+        self.kv_slots[num_rows] = spare_slot
         self._free = list(range(num_rows - 1, -1, -1))
 
     @property

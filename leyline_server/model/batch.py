@@ -6,8 +6,8 @@ here copies one. It does not know sessions or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import Slots
+
+_ALIGNED: Final = 4  # int32s in 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,12 @@ class PrefillPart:
         zeros = np.zeros(tokens, np.int32)
         return PrefillPart(table.num_rows, zeros, zeros.astype(np.int64), zeros + table.spare_slot, False, False)
 
+    @staticmethod
+    def at_end(tokens: int, entries: int, table: RequestTable) -> PrefillPart:
+        """The last tokens of so many entries of the padding row: to run a pass whose result is of no use."""
+        part = PrefillPart.padding(tokens, table)
+        return replace(part, positions=np.arange(entries - tokens, entries))
+
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
@@ -97,6 +105,14 @@ class PassSize:
         each_token = dict.fromkeys(("ids", "positions", "slots", "rows", "owner"), self.tokens)
         each_part = dict.fromkeys(("kv_start", "kv_len", "last", "note"), self.parts)
         return {**each_token, **each_part, "q_indptr": self.parts + 1, "kv_indptr": self.parts + 1}
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Where each column stands in what is sent. All begin at 16 bytes: kernels are compiled anew for pointers that
+        don't."""
+        start = 0
+        for name, length in self.columns.items():
+            yield name, start, start + length
+            start += -(-length // _ALIGNED) * _ALIGNED
 
 
 def pack(parts: Sequence[PrefillPart], size: PassSize, table: RequestTable) -> NDArray[np.int32]:
@@ -125,12 +141,16 @@ def pack(parts: Sequence[PrefillPart], size: PassSize, table: RequestTable) -> N
         "q_indptr": q_indptr,
         "kv_indptr": np.cumsum([0, *kv_lengths]),
     }
-    return np.concatenate([np.asarray(columns[name], np.int32) for name in size.columns])
+    spans = list(size.spans())
+    sent = np.zeros(spans[-1][2], np.int32)
+    for name, start, end in spans:
+        sent[start:end] = columns[name]
+    return sent
 
 
 def unpack(sent: Tensor, size: PassSize) -> dict[str, Tensor]:
     """The columns [..] int32 on the device, as views."""
-    return dict(zip(size.columns, sent.split(list(size.columns.values())), strict=True))
+    return {name: sent[start:end] for name, start, end in size.spans()}
 
 
 def lists(parts: Sequence[PrefillPart], table: RequestTable) -> tuple[Tensor, Tensor]:

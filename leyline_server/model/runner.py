@@ -7,7 +7,7 @@ GPU; `Outcome.read` waits. It does not know sequences, only rows of the request 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,8 +31,10 @@ _EXTEND_PARTS: Final = 16
 _EXTEND_PAIRS: Final = 1 << 22
 """Short prefill passes run as graphs: up to so many tokens, parts (one of them padding), and pairs of query and entry.
 Launched by hand, 64 tokens over 32k of V2-Lite's shape take 40 to 57 ms, for 19 of which an H200 is busy."""
-_WARM_UP: Final = (17, 300, 1000, 2048)
-"""Tokens of passes that take between them every path: absorbed and expanded, few and many pairs of experts."""
+_WARM_UP: Final = ((8,), (32,), (200,), (300,), (600,), (2048,), (50,) * 2, (25,) * 4, (13,) * 16)
+_WARM_UP_ENTRIES: Final = 1 << 15
+"""Tokens of the parts of passes that take between them every path of those that are launched by hand: absorbed and
+expanded, few and many pairs of experts, each tiling and number of splits of `prefill`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,14 @@ class Runner:
         self._decodes = Graphs(batch_sizes(table.num_rows), self._device)
         for batch in reversed(self._decodes.sizes):
             self._decodes.capture(batch, self._padded(np.zeros((4, 0), np.int32), batch), self._whole_decode_pass)
-        for length in _WARM_UP:
+        for lengths in _WARM_UP:
+            entries = min(table.width, _WARM_UP_ENTRIES // len(lengths))
+            parts = [PrefillPart.at_end(min(length, entries), entries, table) for length in lengths]
+            size = PassSize.of(parts)
+            columns = unpack(upload(pack(parts, size, table), self._device), size)
             for turned in (False, True):
-                positions = np.arange(min(length, table.width))
-                part = PrefillPart.padding(len(positions), table)
-                self._eager_pass([replace(part, turned=turned, positions=positions)])
+                for expand in (parts, None):
+                    self._packed_pass(columns, turned, entries, expand)
 
     # ------------------------------------------------------------ decode
 

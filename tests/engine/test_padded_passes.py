@@ -3,10 +3,13 @@ changes nothing."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
+from leyline_server.cache.pool import upload
 from leyline_server.engine.engine import EndReason
 from leyline_server.model.batch import PassSize, PrefillPart, pack, unpack
 from leyline_server.model.graphs import Graphs, batch_sizes
@@ -41,7 +44,8 @@ def padded(monkeypatch):
     def as_on_a_gpu(runner):
         cpu, runner._device = runner._device, torch.device("cuda")
         with monkeypatch.context() as during:
-            during.setattr(Runner, "_eager_pass", lambda self, parts: None)
+            during.setattr("leyline_server.model.runner.upload", lambda array, device: upload(array, cpu))
+            during.setattr("leyline_server.model.runner._WARM_UP", ((8,), (5,) * 4))
             warm_up(runner)
         runner._device = cpu
 
@@ -92,6 +96,14 @@ def test_what_is_sent_says_where_each_token_belongs(padded, loaded):
     assert on["kv_len"] == [7, 0, 0, 1]
     assert on["last"] == [2, 2, 2, 7]
     assert on["note"] == [2, row, row, row]
+
+
+def test_every_column_begins_at_16_bytes():
+    for size in (PassSize(1, 1), PassSize(7, 3), PassSize(64, 16)):
+        spans = list(size.spans())
+        assert [name for name, _, _ in spans] == list(size.columns)
+        assert all(start % 4 == 0 for _, start, _ in spans)
+        assert all(end <= start for (_, _, end), (_, start, _) in pairwise(spans))
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 20, 64, 100, 256])

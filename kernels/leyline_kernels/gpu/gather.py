@@ -18,7 +18,7 @@ from leyline_kernels.reference import RotaryLayout
 BLOCK_N = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _gather_kernel(
     c_kv, stride_c, k_pe, stride_k, kv_slots, kv_delta, inv_freq, latent, keys, num_entries,
     RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,

@@ -55,8 +55,12 @@ wgmma of the loop wait for the one before (its warning C7515).
 
 JOIN_ROWS = 16
 
-MIN_SPLIT, MAX_SPLITS = 256, 32
-"""Entries a program reads at least; into how many ranges at most few queries' entries are split."""
+MIN_SPLIT, MAX_SPLITS = 256, 8
+"""Entries a program reads at least; into how many ranges at most few queries' entries are split.
+Each power of two is compiled by itself, and a server compiles them all before it serves."""
+
+MIN_SEQS = 16
+"""Up to so many sequences are served by one binary."""
 
 L2_BYTES = 32 * 2**20
 """Expanded entries of the heads in flight: these are read by all their blocks, an H200's L2 cache holds 50 MB."""
@@ -296,7 +300,7 @@ def prefill(
         BLOCK_NOPE=max(MIN_DOT, triton.next_power_of_2(nope)),
         BLOCK_ROPE=max(MIN_DOT, triton.next_power_of_2(rope)),
         BLOCK_V=block_v,
-        BLOCK_SEQS=triton.next_power_of_2(num_seqs),
+        BLOCK_SEQS=max(MIN_SEQS, triton.next_power_of_2(num_seqs)),
         PRECISION="ieee", SETTLE=SETTLE and not triton.knobs.runtime.interpret,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
