@@ -19,7 +19,8 @@ from leyline_server.cache.kv_cache import KVCache
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import EndReason
 from leyline_server.engine.requests import LocalRequest, Share
-from leyline_server.model.runner import DecodeShare, Outcome, PrefillShare, Runner
+from leyline_server.model.batch import PrefillPart
+from leyline_server.model.runner import DecodeShare, Outcome, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Stepper:
             assert request.row is not None
             ids = request.sequence.rows.ids[share.index]
             sampler = None if share.samples is None else request.sampler
-            parts.append(PrefillShare(request.row, ids, share.index, share.slots, request.turned, sampler))
+            parts.append(PrefillPart(request.row, ids, share.index, share.slots, request.turned, sampler))
         return self._runner.prefill(parts)
 
     # ------------------------------------------------------------ reading

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.cache.slots import Slots
+from leyline_server.sampling import Sampler
 
 _ALIGNED: Final = 4  # int32s in 16 bytes
 
@@ -63,20 +64,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPart:
-    """One sequence's part of a packed pass. `row` of the request table; ids, positions, slots [t], ascending."""
+    """One request's part of a packed pass: its entries at `positions` [t], ascending, of these ids, go into `slots`.
+
+    row: of the request table. turned: whether any row of the list is. With a sampler, token 0 is sampled from the last.
+    """
 
     row: int
     ids: NDArray[np.int32]
     positions: NDArray[np.int64]
     slots: Slots
     turned: bool
-    sampled: bool
+    sampler: Sampler | None
 
     @staticmethod
     def padding(tokens: int, table: RequestTable) -> PrefillPart:
         """Tokens that are all the one entry of the table's padding row, in the spare slot."""
         zeros = np.zeros(tokens, np.int32)
-        return PrefillPart(table.num_rows, zeros, zeros.astype(np.int64), zeros + table.spare_slot, False, False)
+        return PrefillPart(table.num_rows, zeros, zeros.astype(np.int64), zeros + table.spare_slot, False, None)
 
     @staticmethod
     def at_end(tokens: int, entries: int, table: RequestTable) -> PrefillPart:
@@ -137,7 +141,7 @@ def pack(parts: Sequence[PrefillPart], size: PassSize, table: RequestTable) -> N
         "kv_start": [part.row * table.width for part in every],
         "kv_len": kv_lengths,
         "last": np.maximum(q_indptr[1:] - 1, 0),
-        "note": [part.row if part.sampled else table.num_rows for part in every],
+        "note": [table.num_rows if part.sampler is None else part.row for part in every],
         "q_indptr": q_indptr,
         "kv_indptr": np.cumsum([0, *kv_lengths]),
     }

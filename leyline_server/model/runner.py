@@ -18,7 +18,6 @@ from torch import Tensor
 from leyline_server import sampling
 from leyline_server.cache.pool import Pool, upload
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import Slots
 from leyline_server.model.attention import PoolCache, forward
 from leyline_server.model.batch import Batch, Expanded, Extend, Form, PassSize, PrefillPart, lists, pack, unpack
 from leyline_server.model.graphs import Graphs, Pass, batch_sizes
@@ -51,19 +50,6 @@ class DecodeShare:
     turned: bool
     sampler: Sampler
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillShare:
-    """One request's entries at `positions` [t], of these ids, computed into `slots`; with a sampler, token 0 is
-    sampled from the last."""
-
-    row: int
-    ids: NDArray[np.int32]
-    positions: NDArray[np.int64]
-    slots: Slots
-    turned: bool
-    sampler: Sampler | None
 
 
 class Outcome:
@@ -175,16 +161,15 @@ class Runner:
     # ------------------------------------------------------------ prefill
 
     @torch.inference_mode()
-    def prefill(self, shares: Sequence[PrefillShare]) -> Outcome:
+    def prefill(self, parts: Sequence[PrefillPart]) -> Outcome:
         """Any number of pending entries of each request, packed."""
-        parts = [PrefillPart(s.row, s.ids, s.positions, s.slots, s.turned, s.sampler is not None) for s in shares]
         size = self._captured(parts)
         if size is not None and self._extends is not None:
             outputs = self._extends.replay(size, pack(parts, _extend_size(size), self._table))
             logits, tokens, finite = (output[: len(parts)] for output in outputs)
         else:
             logits, tokens, finite = self._eager_pass(parts)
-        samplers = [(i, share.row, share.sampler) for i, share in enumerate(shares) if share.sampler is not None]
+        samplers = [(i, part.row, part.sampler) for i, part in enumerate(parts) if part.sampler is not None]
         if not all(sampler.greedy for _, _, sampler in samplers):
             which = upload(np.array([[i, row] for i, row, _ in samplers]).T, self._device)
             drawn = self.draw(logits[which[0]], [sampler for _, _, sampler in samplers], [0] * len(samplers))

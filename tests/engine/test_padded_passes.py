@@ -14,6 +14,7 @@ from leyline_server.engine.engine import EndReason
 from leyline_server.model.batch import PassSize, PrefillPart, pack, unpack
 from leyline_server.model.graphs import Graphs, batch_sizes
 from leyline_server.model.runner import Runner
+from leyline_server.sampling import Sampler, SamplingParams
 from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
@@ -84,7 +85,9 @@ def test_parts_of_one_pass_share_a_graph(padded, loaded, reference):
 def test_what_is_sent_says_where_each_token_belongs(padded, loaded):
     rig = padded(loaded("v2-qlora-dense"))
     table = rig.engine.runner._table
-    one = PrefillPart(2, np.array([7, 8, 9]), np.array([4, 5, 6]), np.array([40, 41, 42], np.int32), False, True)
+    one = PrefillPart(
+        2, np.array([7, 8, 9]), np.array([4, 5, 6]), np.array([40, 41, 42], np.int32), False, Sampler(SamplingParams())
+    )
     size = PassSize(8, 4)
     on = {name: column.tolist() for name, column in unpack(torch.from_numpy(pack([one], size, table)), size).items()}
     spare, row = table.spare_slot, table.num_rows
