@@ -67,7 +67,8 @@ def draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequence[int]) ->
     if logits.is_cuda:
         host = host.pin_memory()
     temperature, top_p, top_k, uniform = host.to(logits.device, non_blocking=True)[..., None].unbind(1)  # each [B, 1]
-    ordered, order = logits.sort(-1, descending=True)
+    # Stable, so that of equal ones the first comes first, as `greedy` has it.
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     scores = (ordered - ordered[:, :1]) / temperature.clamp(min=_MIN_TEMPERATURE)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     scores = scores.masked_fill((top_k > 0) & (rank >= top_k), float("-inf"))
@@ -76,8 +77,10 @@ def draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequence[int]) ->
     # Nucleus sampling (Holtzman et al., arXiv 1904.09751): the smallest set whose mass reaches top_p. The likeliest
     # stays, also with a top_p that is 0 in fp32.
     outside = (top_p < 1.0) & (before >= top_p) & (rank > 0)
-    mass = probabilities.masked_fill(outside, 0.0).cumsum(-1)
-    # The first whose mass exceeds a uniform share of the whole; never one without probability of its own.
-    chosen = (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    kept = probabilities.masked_fill(outside, 0.0)
+    mass = kept.cumsum(-1)
+    # The first whose mass exceeds a uniform share of the whole; sums are rounded, so never beyond the last that counts.
+    last = (kept > 0).sum(-1, keepdim=True) - 1
+    chosen = torch.minimum((mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True), last)
     chosen = torch.where(temperature == 0.0, torch.zeros_like(chosen), chosen)
     return order.gather(-1, chosen)[:, 0]

@@ -30,14 +30,12 @@ from leyline_server.service import LeylineService
 from leyline_server.sessions.host import Host
 from leyline_server.sessions.session import ServedFormat, Serving
 from leyline_server.sessions.store import SessionStore
-from leyline_server.sizing import choose_chunk, choose_context, choose_device, choose_dtype, choose_slots, what_fits
+from leyline_server.sizing import choose_chunks, choose_context, choose_device, choose_dtype, choose_slots, what_fits
 from leyline_server.worker import EngineThread
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 SINK_TOKENS = 4
 MAX_MESSAGE_BYTES = 64 << 20
-ALONE = 4
-"""On a GPU, chunks are larger by this when nobody waits for a token: prefill is faster by a sixth."""
 _DRAIN_POLL_S = 0.02
 _CANCEL_S = 2.0  # for cancelled calls to say so
 _SERVICE = pb.DESCRIPTOR.services_by_name["Leyline"].full_name
@@ -77,17 +75,17 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
     )
     num_slots = choose_slots(config, model)
     max_context = choose_context(config, model, num_slots)
-    chunk = choose_chunk(config, model.device)
-    _log.info(what_fits(model, num_slots, max_context, config.max_running, chunk))
+    chunks = choose_chunks(config, model.device)
+    _log.info(what_fits(model, num_slots, max_context, config.max_running, chunks))
     engine = LocalEngine(
         model,
         num_slots,
-        chunk,
+        chunks[0],
         config.max_queue,
         min(tokenizer.vocab_size, model.config.vocab_size),
         max_context,
         config.max_running,
-        alone_chunk=ALONE * chunk if model.device.type == "cuda" else chunk,
+        alone_chunk=chunks[1],
     )
     limits = pb.Limits(
         max_context=max_context,

@@ -47,9 +47,14 @@ def choose_slots(config: ServerConfig, model: LoadedModel) -> int:
     return slots
 
 
-def choose_chunk(config: ServerConfig, device: torch.device) -> int:
-    """Pending tokens in one step. A GPU needs many to be busy; on a CPU they would hold up the others' tokens."""
-    return config.prefill_chunk or (2048 if device.type == "cuda" else 512)
+def choose_chunks(config: ServerConfig, device: torch.device) -> tuple[int, int]:
+    """Pending tokens in one step: beside others' tokens, and when one request has the device to itself.
+
+    A GPU needs many to be busy; on a CPU they would hold up the others. What was asked for holds for both.
+    """
+    if config.prefill_chunk is not None:
+        return config.prefill_chunk, config.prefill_chunk
+    return (2048, 8192) if device.type == "cuda" else (512, 512)
 
 
 def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> int:
@@ -63,13 +68,15 @@ def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> 
     return config.max_context
 
 
-def what_fits(model: LoadedModel, num_slots: int, max_context: int, max_running: int, chunk: int) -> str:
+def what_fits(model: LoadedModel, num_slots: int, max_context: int, max_running: int, chunks: tuple[int, int]) -> str:
     """One line for whoever starts the server."""
     shape = model.config
     row = Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
+    beside, alone = chunks
     size = f"{num_slots * row / 1e9:,.1f} GB, {row:,} bytes a token"
     holds = f"{num_slots // max_context:,} sessions of {max_context:,} tokens, or {num_slots // 1024:,} of 1,024"
-    return f"pool of {size}: {holds}; {max_running} requests run at once, {chunk:,} pending tokens a step"
+    steps = f"{max_running} requests run at once, {beside:,} pending tokens a step, {alone:,} alone"
+    return f"pool of {size}: {holds}; {steps}"
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ class EngineThread:
         self, engine: Engine, idle: Callable[[], object], crashed: Callable[[], None], idle_s: float = 1.0
     ) -> None:
         self._engine, self._idle, self._crashed, self._idle_s = engine, idle, crashed, idle_s
+        self._idle_next = 0.0
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="leyline-engine", daemon=True)
         self._wakes: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
@@ -90,7 +92,9 @@ class EngineThread:
                 item = self._calls.get_nowait()
             return False
         except queue.Empty:
-            self._idle()
+            if time.monotonic() >= self._idle_next:
+                self._idle()
+                self._idle_next = time.monotonic() + self._idle_s
             return True
 
     def _refuse_rest(self) -> None:

@@ -1,9 +1,14 @@
-"""Attention over an editable MLA cache: `rotate`, `decode`, `extend`; Triton on CUDA, else torch twins.
+"""Attention over an editable MLA cache, and the rest of a step that would hold it up; Triton on CUDA, else torch twins.
 
-Owns the contract of the three operations. Knows tensors only: no sessions, no model code. The symbols
-(c_kv, k_pe, delta, ..) stand in `leyline_kernels.reference`. Nothing here imports Triton until a
-CUDA tensor arrives, so the CPU server runs without it. `leyline_kernels.gpu.{rotate,decode,extend}` hold the
-kernels under the same names, for tests and benchmarks that choose one side.
+    decode, extend     absorbed attention over lists of slots, turning keys as they are read
+    gather, prefill    its expanded form: lists gathered, then every head attends by itself
+    rotate             the eager rotation, for engines whose attention can't turn keys
+    route, experts     a mixture of experts; silu_mul, rope: single fused operations
+
+Owns the contract of these operations. Knows tensors only: no sessions, no model code. The symbols (c_kv, k_pe, delta, ..)
+stand in `leyline_kernels.reference`. Nothing here imports Triton until a CUDA tensor arrives, so the CPU server runs
+without it. The modules of `leyline_kernels.gpu` hold the kernels under the same names, for tests and benchmarks that
+choose one side.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ __all__ = [
     "gather",
     "prefill",
     "reference",
+    "rope",
     "rotate",
     "route",
     "silu_mul",

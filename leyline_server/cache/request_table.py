@@ -38,11 +38,11 @@ class RequestTable:
 
     def take(self, slots: Slots, delta: NDArray[np.int32]) -> int:
         """A row for this list. [n] each; there must be a free row."""
-        row, length = self._free.pop(), len(slots)
+        row, length = self._free[-1], len(slots)
         both = upload(np.stack([slots, delta]), self.kv_slots.device)
         self.kv_slots[row, :length] = both[0]
         self.kv_delta[row, :length] = both[1]
-        return row
+        return self._free.pop()
 
     def give(self, row: int) -> None:
         assert row not in self._free, "a row is given back twice"

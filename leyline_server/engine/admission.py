@@ -31,12 +31,19 @@ class Admission:
         self._max_queue = max_queue
         # How many running requests held a slot when they were admitted: two may share a prefix.
         self._held_by = np.zeros(cache.table.num_slots, np.int32)
+        self._num_held = 0
         self._reserved = 0
         self.queue: deque[LocalRequest] = deque()
         self.running: list[LocalRequest] = []
 
+    @property
+    def max_context(self) -> int:
+        """Entries of the longest list that can be computed."""
+        return self._requests.width
+
     def submit(self, request: LocalRequest) -> LocalRequest:
-        """Queues a request. Raises POOL_EXCEEDED when it can never fit, QUEUE_FULL when too many wait."""
+        """Queues a request. Raises CONTEXT_EXCEEDED and POOL_EXCEEDED when it can never fit, QUEUE_FULL when too many
+        wait."""
         state = request.sequence
         rows = state.rows
         needed = len(rows) + request.needs - rows.num_pending
@@ -48,6 +55,14 @@ class Admission:
                 needed=needed,
                 limit=limit,
                 free=self._cache.table.num_free,
+            )
+        longest = len(rows) + (request.params.max_tokens - 1 if request.params else 0)
+        if longest > self.max_context:
+            raise Refusal(
+                "CONTEXT_EXCEEDED",
+                f"the request computes {longest} entries; the context holds {self.max_context}",
+                needed=longest,
+                limit=self.max_context,
             )
         self.check_queue(request)
         state.request = request
@@ -93,23 +108,28 @@ class Admission:
             last = len(state.rows) - 1
             assert state.rows.slots[last] == PENDING
             state.rows = state.rows.filled(np.array([last]), request.old_last)
-            self._held_by[request.old_last] -= 1
+            self._unhold(request.old_last)
             request.old_last = request.old_last[:0]
         if request.row is not None:
             self.running.remove(request)
             self._requests.give(request.row)
-            self._held_by[request.held] -= 1
+            self._unhold(request.held)
             self._reserved -= request.reserved
             request.row = None
         state.request = None
         state.used = self._cache.tick()
         request.listener.ended(reason, error)
 
+    def fail(self, request: LocalRequest, error: Exception) -> None:
+        refusal = Refusal("MODEL_FAILED", f"the forward pass failed: {error}", error=type(error).__name__)
+        refusal.__cause__ = error
+        self.finish(request, EndReason.FAILED, refusal)
+
     def replaced_last(self, request: LocalRequest) -> None:
         """The last entry was computed anew: its old row goes."""
         old, request.old_last = request.old_last, request.old_last[:0]
         if len(old):
-            self._held_by[old] -= 1
+            self._unhold(old)
             self._cache.release(old)
 
     def allocate(self, positions: NDArray[np.int32]) -> Slots:
@@ -131,6 +151,7 @@ class Admission:
             assert request.row is not None
             self._requests.check_integrity(request.row, rows.slots, rows.delta(self._cache.table))
         assert np.array_equal(held_by, self._held_by), "slots are noted as held by requests that don't run"
+        assert self._num_held == np.count_nonzero(held_by)
         assert self._reserved == sum(request.reserved for request in self.running)
         assert len(self.running) + self._requests.num_free == self._requests.num_rows
 
@@ -138,12 +159,21 @@ class Admission:
         """Whether these can run beside those that do."""
         if len(requests) > self._requests.num_free:
             return False
-        held = self._held_by > 0
-        for request in requests:
-            slots = request.sequence.rows.slots
-            held[slots[slots >= 0]] = True
-        reserved = self._reserved + sum(request.needs for request in requests)
-        return int(np.count_nonzero(held)) + reserved <= self._cache.table.num_slots
+        free = self._cache.table.num_slots - self._num_held - self._reserved
+        slots = np.concatenate([request.sequence.rows.slots for request in requests])
+        fresh = slots[(slots >= 0) & (self._held_by[slots] == 0)]
+        needs = sum(request.needs for request in requests)
+        # Lists may share slots: what looks too much is counted again.
+        return len(fresh) + needs <= free or len(np.unique(fresh)) + needs <= free
+
+    def _hold(self, slots: Slots) -> None:
+        # A list may hold a slot twice: an indexed += counts it once, and so does the -= at the end.
+        self._num_held += len(np.unique(slots[self._held_by[slots] == 0]))
+        self._held_by[slots] += 1
+
+    def _unhold(self, slots: Slots) -> None:
+        self._held_by[slots] -= 1
+        self._num_held -= len(np.unique(slots[self._held_by[slots] == 0]))
 
     def _start(self, request: LocalRequest) -> None:
         state = request.sequence
@@ -176,13 +206,19 @@ class Admission:
             first_divergence=int(pending[0]) if len(pending) else None,
             reason=reason,
         )
+        try:
+            request.row = self._requests.take(rows.slots, delta)
+        except Exception as error:  # the device has no memory left
+            if len(request.old_last):
+                state.rows = rows.filled(np.array([len(rows) - 1]), request.old_last)
+                request.old_last = request.old_last[:0]
+            self.fail(request, error)
+            return
         state.evicted = state.edited = state.cold = False
-        request.row = self._requests.take(rows.slots, delta)
         request.length, request.pending, request.turned = len(rows), pending, turned > 0
-        # A list may hold a slot twice: an indexed += counts it once, and so does the -= at the end.
         request.held = rows.slots[rows.slots >= 0]
-        self._held_by[request.held] += 1
-        self._held_by[request.old_last] += 1
+        self._hold(request.held)
+        self._hold(request.old_last)
         request.reserved -= hits
         self._reserved += request.reserved
         self.running.append(request)

@@ -1,7 +1,7 @@
-"""The engine of this server: sequences as lists of slots over one pool, one packed forward for everything.
+"""The engine of this server: sequences as lists of slots over one pool, computed in steps of two lanes.
 
 Owns sequences, admission and the step. Book-keeping is in `cache/` and `edit/`, the model in `model/`. One thread
-calls it; a step either commits all of its rows or none.
+calls it; a request's part of a step is committed whole or not at all.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from leyline_server.sampling import Sampler
 class LocalEngine:
     """See `Engine`.
 
-    prefill_chunk: pending entries computed in one step beside others' decodes; alone_chunk: when nobody decodes, by
-    default the same. max_queue: requests that may wait. sampled_vocab: ids below it
-    are sampled. max_context: entries of one sequence that can be computed. max_running: requests at once. ahead: steps
-    are launched before the ones in front of them are read; the default is what the device gains from.
+    prefill_chunk: pending entries computed in one step; alone_chunk: while one request has the device to itself, by
+    default the same. max_queue: requests that may wait. sampled_vocab: ids below it are sampled. max_context: entries
+    of one sequence that can be computed. max_running: requests at once. ahead: steps are launched before the ones in
+    front of them are read; the default is what the device gains from.
     """
 
     def __init__(

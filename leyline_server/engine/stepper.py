@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import EndReason
@@ -35,7 +34,7 @@ _Lane = Callable[[Sequence[Share]], Outcome]
 
 
 class Stepper:
-    """chunks: how many entries prefills compute in one step beside decodes, and alone."""
+    """chunks: how many entries prefills compute in one step, and one alone on the device."""
 
     def __init__(
         self, runner: Runner, cache: KVCache, admission: Admission, chunks: tuple[int, int], ahead: bool
@@ -70,21 +69,32 @@ class Stepper:
     # ------------------------------------------------------------ launching
 
     def _launch(self) -> list[_Launched]:
-        """Every decode gets its entry; prefills, in order of admission, share what that leaves of the chunk, and at
-        least one entry: neither stalls the other."""
         decoding = [(r, 1) for r in self._admission.running if r.decodes]
-        budget = max(1, self._chunk - len(decoding)) if decoding else self._alone_chunk
-        prefilling = []
-        for request in self._admission.running:
-            count = min(request.to_prefill, budget)
-            if count:
-                prefilling.append((request, count))
-                budget -= count
+        prefilling = self._prefilling(len(decoding))
         launched: list[_Launched] = []
         self._launch_lane(decoding, self._decode, launched)
         self._launch_lane(prefilling, self._prefill, launched)
         self.steps += bool(launched)
         return launched
+
+    def _prefilling(self, num_decoding: int) -> list[tuple[LocalRequest, int]]:
+        """Equal shares of the chunk, what some don't need going to the others: a short message never waits for all of a
+        long text, nor do decodes. The oldest always has a share; the others while their lists together are no longer
+        than one may be, since a pass may expand them all."""
+        waiting = [r for r in self._admission.running if r.to_prefill]
+        alone = not num_decoding and len(waiting) == 1
+        budget = self._alone_chunk if alone else max(1, self._chunk - num_decoding)
+        chosen, entries = waiting[:1], waiting[0].length if waiting else 0
+        for request in sorted(waiting[1:], key=lambda r: r.to_prefill):
+            if len(chosen) < budget and entries + request.length <= self._admission.max_context:
+                chosen.append(request)
+                entries += request.length
+        shares = []
+        for place, request in enumerate(sorted(chosen, key=lambda r: r.to_prefill)):
+            count = min(request.to_prefill, budget // (len(chosen) - place))
+            shares.append((request, count))
+            budget -= count
+        return shares
 
     def _launch_lane(self, chosen: list[tuple[LocalRequest, int]], lane: _Lane, launched: list[_Launched]) -> None:
         if not chosen:
@@ -99,9 +109,10 @@ class Stepper:
         except Exception as error:
             self._cache.release(slots)
             if len(chosen) == 1:
-                self._fail(chosen[0][0], error)
-            for one in chosen if len(chosen) > 1 else ():
-                self._launch_lane([one], lane, launched)
+                self._admission.fail(chosen[0][0], error)
+            else:
+                for one in chosen:
+                    self._launch_lane([one], lane, launched)
             return
         for share in shares:
             share.request.launched += len(share.index)
@@ -142,7 +153,7 @@ class Stepper:
             if is_finite:
                 self._commit(share, token)
             else:
-                self._fail(share.request, FloatingPointError("the model's rows or logits are not finite"))
+                self._admission.fail(share.request, FloatingPointError("the model's rows or logits are not finite"))
 
     def _commit(self, share: Share, sampled: int) -> None:
         request, state = share.request, share.request.sequence
@@ -178,11 +189,6 @@ class Stepper:
     def _end(self, request: LocalRequest, reason: EndReason) -> None:
         self._publish(request)
         self._admission.finish(request, reason, None)
-
-    def _fail(self, request: LocalRequest, error: Exception) -> None:
-        refusal = Refusal("MODEL_FAILED", f"the forward pass failed: {error}", error=type(error).__name__)
-        refusal.__cause__ = error
-        self._admission.finish(request, EndReason.FAILED, refusal)
 
     def _publish(self, request: LocalRequest) -> None:
         """Puts the exact front of the list into the prefix tree: nothing behind an edit answers another session."""

@@ -1,6 +1,6 @@
 """Forward passes as CUDA graphs, one for each of a few sizes.
 
-Owns capture and staging. What a pass reads, how a smaller one is padded, and what its outputs mean is its caller's.
+Owns the capture. What a pass reads, how a smaller one is padded, and what its outputs mean is its caller's.
 One set of graphs serves all lists: whether a key is turned is decided inside the attention kernels, tile by tile.
 """
 
@@ -25,11 +25,12 @@ class Graphs:
         self.sizes = sizes
         self._device = device
         self._memory = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)
         self._graphs: dict[int, _Graph] = {}
 
     def capture(self, size: int, example: NDArray[np.int32], run: Pass) -> None:
         """`example` is an input that changes nothing. The largest size first: the others fit into its memory."""
-        self._graphs[size] = _Graph(torch.from_numpy(example).to(self._device), run, self._memory)
+        self._graphs[size] = _Graph(torch.from_numpy(example).to(self._device), run, self._memory, self._side)
 
     def smallest(self, size: int) -> int | None:
         """The size of the graph that holds this one; None if none does."""
@@ -41,11 +42,8 @@ class Graphs:
 
 
 class _Graph:
-    def __init__(self, inputs: Tensor, run: Pass, memory: Any) -> None:
+    def __init__(self, inputs: Tensor, run: Pass, memory: Any, side: torch.cuda.Stream) -> None:
         self._inputs = inputs
-        # Two, since a pass may be launched before the one in front of it was read.
-        self._staging = [torch.empty_like(inputs, device="cpu", pin_memory=True) for _ in range(2)]
-        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run(inputs)  # kernels are compiled and libraries choose theirs outside the capture
@@ -56,9 +54,8 @@ class _Graph:
             self._outputs = run(inputs)
 
     def replay(self, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
-        self._staging.reverse()
-        self._staging[0].numpy()[:] = inputs
-        self._inputs.copy_(self._staging[0], non_blocking=True)
+        # Pinned anew each time: passes may be on their way that have not yet read what was sent for them.
+        self._inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
         self._graph.replay()
         return self._outputs
 

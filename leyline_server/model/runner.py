@@ -85,26 +85,31 @@ class Runner:
         self.draw = sampling.draw
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def warm_up(self, turned: bool = True) -> None:
         """Captures the passes that run as graphs and compiles the kernels of the others: seconds, that no request
-        should wait for. On a CPU there is nothing to do."""
+        should wait for. On a CPU there is nothing to do.
+
+        turned: False for graphs that turn no key, to measure what turning costs; they are wrong for moved rows.
+        """
         if self._device.type == "cpu":
             return
         table = self._table
         self._extends = Graphs([size for size in _EXTEND_SIZES if size <= table.width], self._device)
         for tokens in reversed(self._extends.sizes):
-            self._extends.capture(tokens, pack([], _extend_size(tokens), table), self._extend_pass(tokens))
+            self._extends.capture(tokens, pack([], _extend_size(tokens), table), self._extend_pass(tokens, turned))
         self._decodes = Graphs(batch_sizes(table.num_rows), self._device)
         for batch in reversed(self._decodes.sizes):
-            self._decodes.capture(batch, self._padded(np.zeros((4, 0), np.int32), batch), self._whole_decode_pass)
+            self._decodes.capture(
+                batch, self._padded(np.zeros((4, 0), np.int32), batch), self._whole_decode_pass(turned)
+            )
         for lengths in _WARM_UP:
             entries = min(table.width, _WARM_UP_ENTRIES // len(lengths))
             parts = [PrefillPart.at_end(min(length, entries), entries, table) for length in lengths]
             size = PassSize.of(parts)
             columns = unpack(upload(pack(parts, size, table), self._device), size)
-            for turned in (False, True):
+            for both in (False, True):
                 for expand in (parts, None):
-                    self._packed_pass(columns, turned, entries, expand)
+                    self._packed_pass(columns, both, entries, expand)
 
     # ------------------------------------------------------------ decode
 
@@ -117,28 +122,32 @@ class Runner:
             size = self._decodes.smallest(len(shares))
             assert size is not None, "more requests than rows of the request table"
             outputs = self._decodes.replay(size, self._padded(inputs, size))
-            logits, tokens, finite = (output[: len(shares)] for output in outputs)
+            logits, tokens, finite, rows = (output[: len(shares)] for output in outputs)
         else:
             turned = any(share.turned for share in shares)
             max_len = max(share.position for share in shares) + 1
-            logits, tokens, finite = self._decode_pass(upload(inputs, self._device), turned, max_len)
+            logits, tokens, finite, rows = self._decode_pass(upload(inputs, self._device), turned, max_len)
         if not all(share.sampler.greedy for share in shares):
-            drawn = self.draw(logits, [s.sampler for s in shares], [s.number for s in shares])
-            self._table.last_token[upload(inputs[0].astype(np.int64), self._device)] = drawn
-            tokens = drawn
-        return Outcome(tokens, finite)
+            tokens = self.draw(logits, [s.sampler for s in shares], [s.number for s in shares])
+        return self._noted(Outcome(tokens, finite), rows, tokens)
+
+    def _noted(self, outcome: Outcome, rows: Tensor, tokens: Tensor) -> Outcome:
+        """The tokens become the next step's input: the last thing a pass does, so that one that failed can be run again
+        on the input it had."""
+        self._table.last_token.index_put_((rows,), tokens)
+        return outcome
 
     def _padded(self, inputs: NDArray[np.int32], batch: int) -> NDArray[np.int32]:
         """inputs [4, b] as a whole batch, flat: columns of padding behind them."""
         padding = np.array([[self._table.num_rows], [0], [self._table.spare_slot], [0]], np.int32)
         return np.concatenate([inputs, np.repeat(padding, batch - inputs.shape[1], axis=1)], axis=1).reshape(-1)
 
-    def _whole_decode_pass(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return self._decode_pass(inputs.view(4, -1), turned=True, max_len=self._table.width)
+    def _whole_decode_pass(self, turned: bool) -> Pass:
+        return lambda inputs: self._decode_pass(inputs.view(4, -1), turned, self._table.width)
 
-    def _decode_pass(self, inputs: Tensor, turned: bool, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode_pass(self, inputs: Tensor, turned: bool, max_len: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """inputs [4, B] int32: row, position, slot, forced id or -1. Returns logits [B, vocab], the greedy tokens [B],
-        which it also notes as sampled last, and which rows are finite. Nothing in it asks the host."""
+        which rows are finite, and the request-table rows that the tokens go to. Nothing in it asks the host."""
         table = self._table
         rows, positions, slots, forced = inputs.long().unbind(0)
         table.patch(rows, positions, slots)
@@ -154,9 +163,7 @@ class Runner:
             max_len=max_len,
         )
         logits = self._forward(batch)
-        tokens = sampling.greedy(logits)
-        table.last_token[rows] = tokens
-        return logits, tokens, self._rows_finite(slots) & torch.isfinite(logits).all(-1)
+        return logits, sampling.greedy(logits), self._rows_finite(slots) & torch.isfinite(logits).all(-1), rows
 
     # ------------------------------------------------------------ prefill
 
@@ -166,16 +173,15 @@ class Runner:
         size = self._captured(parts)
         if size is not None and self._extends is not None:
             outputs = self._extends.replay(size, pack(parts, _extend_size(size), self._table))
-            logits, tokens, finite = (output[: len(parts)] for output in outputs)
+            logits, tokens, finite, note = (output[: len(parts)] for output in outputs)
         else:
-            logits, tokens, finite = self._eager_pass(parts)
-        samplers = [(i, part.row, part.sampler) for i, part in enumerate(parts) if part.sampler is not None]
-        if not all(sampler.greedy for _, _, sampler in samplers):
-            which = upload(np.array([[i, row] for i, row, _ in samplers]).T, self._device)
-            drawn = self.draw(logits[which[0]], [sampler for _, _, sampler in samplers], [0] * len(samplers))
-            self._table.last_token[which[1]] = drawn
-            tokens = tokens.index_put((which[0],), drawn)
-        return Outcome(tokens, finite)
+            logits, tokens, finite, note = self._eager_pass(parts)
+        sampled = [(i, part.sampler) for i, part in enumerate(parts) if part.sampler is not None]
+        if not all(sampler.greedy for _, sampler in sampled):
+            which = upload(np.array([i for i, _ in sampled]), self._device)
+            drawn = self.draw(logits[which], [sampler for _, sampler in sampled], [0] * len(sampled))
+            tokens = tokens.index_put((which,), drawn)
+        return self._noted(Outcome(tokens, finite), note, tokens)
 
     def _captured(self, parts: Sequence[PrefillPart]) -> int | None:
         """The size of the graph that this pass should run in."""
@@ -185,10 +191,11 @@ class Runner:
             return None
         return self._extends.smallest(size.tokens)
 
-    def _extend_pass(self, tokens: int) -> Pass:
-        return lambda inputs: self._packed_pass(unpack(inputs, _extend_size(tokens)), True, self._table.width, None)
+    def _extend_pass(self, tokens: int, turned: bool) -> Pass:
+        size = _extend_size(tokens)
+        return lambda inputs: self._packed_pass(unpack(inputs, size), turned, self._table.width, None)
 
-    def _eager_pass(self, parts: Sequence[PrefillPart]) -> tuple[Tensor, Tensor, Tensor]:
+    def _eager_pass(self, parts: Sequence[PrefillPart]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         size = PassSize.of(parts)
         columns = unpack(upload(pack(parts, size, self._table), self._device), size)
         turned = any(part.turned for part in parts)
@@ -197,9 +204,9 @@ class Runner:
 
     def _packed_pass(
         self, on: dict[str, Tensor], turned: bool, max_len: int, expand: Sequence[PrefillPart] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`on`: the columns of `PassSize`. Returns for each part the logits after its last token [P, vocab], the greedy
-        tokens [P], which it also notes where they are wanted, and whether its rows and logits are finite."""
+        token [P], whether its rows and logits are finite, and the request-table row that its token goes to."""
         table = self._table
         positions, slots = on["positions"].long(), on["slots"].long()
         table.patch(on["rows"].long(), positions, slots)
@@ -220,11 +227,10 @@ class Runner:
             queries=queries,
         )
         logits = self._forward(batch)
-        tokens = sampling.greedy(logits)
-        table.last_token[on["note"].long()] = tokens
-        bad = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+        bad = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         bad.index_add_(0, on["owner"].long(), (~self._rows_finite(slots)).long())
-        return logits, tokens, (bad == 0) & torch.isfinite(logits).all(-1)
+        finite = (bad == 0) & torch.isfinite(logits).all(-1)
+        return logits, sampling.greedy(logits), finite, on["note"].long()
 
     # ------------------------------------------------------------ both
 

@@ -106,3 +106,46 @@ def test_more_requests_than_rows_wait_their_turn(loaded):
     assert (rig.engine.stats().running, rig.engine.stats().queued) == (2, 3)
     rig.run()
     assert all(run.end is EndReason.LENGTH for run in runs)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_decode_that_failed_when_packed_runs_again_on_the_input_it_had(loaded, ahead):
+    """The packed pass computed tokens before it failed; the next input is still the one in front of them."""
+    tokens = []
+    for fails in (False, True):
+        rig = Rig(loaded("v2-qlora-dense"), ahead=ahead)
+        draw, failed = rig.engine.runner.draw, []
+
+        def once(logits, samplers, indices, draw=draw, failed=failed, fails=fails):
+            if fails and len(samplers) > 1 and indices[0] == 3 and not failed:
+                failed.append(True)
+                raise MemoryError
+            return draw(logits, samplers, indices)
+
+        rig.engine.runner.draw = once
+        runs = [rig.generate(rig.open(random_ids(10, seed=i)), 8) for i in range(3)]
+        rig.run()
+        assert [run.end for run in runs] == [EndReason.LENGTH] * 3
+        assert bool(failed) == fails
+        tokens.append([run.tokens for run in runs])
+    assert tokens[0] == tokens[1]
+
+
+def test_a_request_that_can_not_be_loaded_fails_alone(loaded, monkeypatch):
+    def full(array, device):
+        raise MemoryError
+
+    rig = Rig(loaded("v2-qlora-dense"), max_running=1)
+    sequence = rig.open(random_ids(10))
+    rig.prefill(sequence)
+    slots = rig.slots(sequence)
+    with monkeypatch.context() as during:
+        during.setattr("leyline_server.cache.request_table.upload", full)
+        run = rig.generate(sequence, 3)
+        rig.step()
+    assert (run.end, run.error.reason) == (EndReason.FAILED, "MODEL_FAILED")
+    assert rig.slots(sequence).tolist() == slots.tolist()
+    again = rig.generate(sequence, 3)
+    rig.run()
+    assert again.end is EndReason.LENGTH
+    rig.close_all()

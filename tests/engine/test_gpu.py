@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from leyline_server.engine.engine import EndReason
 from leyline_server.model.load import load
-from leyline_server.sampling import Sampler, SamplingParams
+from leyline_server.sampling import SamplingParams, draw
 from tests.engine import models
 from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
@@ -86,11 +86,16 @@ def test_packed_decodes_equal_running_alone(both):
 
 
 def test_no_step_waits_for_the_device_but_to_read_its_tokens(both):
+    """Greedy and sampled, moved rows and a prefix hit."""
     path, _ = both
     rig = Rig(load(path, torch.bfloat16, torch.device("cuda")), num_slots=2048, prefill_chunk=64, check=False)
-    runs = [rig.generate(rig.open(random_ids(40 + 50 * i, seed=i)), 8, sampling=GREEDY) for i in range(3)]
-    for run in runs:
-        run.request.sampler = Sampler(GREEDY)
+    sequences = [rig.open(random_ids(40 + 50 * i, seed=i)) for i in range(3)]
+    rig.prefill(sequences[1])
+    rig.engine.splice(sequences[1], [rig.edit(20, 30, random_ids(3))])
+    sequences.append(rig.open(random_ids(90, seed=1)))
+    kinds = [GREEDY, SamplingParams(temperature=0.7, top_k=20, seed=1)]
+    runs = [rig.generate(sequence, 8, sampling=kinds[i % 2]) for i, sequence in enumerate(sequences)]
+    rig.engine.runner.draw = draw  # the harness's own copies logits
     torch.cuda.set_sync_debug_mode("error")
     try:
         rig.run()

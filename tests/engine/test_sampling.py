@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leyline_server.engine.engine import EndReason
-from leyline_server.sampling import Sampler, SamplingParams, draw
+from leyline_server.sampling import Sampler, SamplingParams, draw, greedy
 from tests.engine.harness import Rig, random_ids
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
@@ -54,6 +54,26 @@ def test_top_k_comes_before_top_p():
     """Of the two best, renormalised to 0.73 and 0.27, 0.7 needs one alone; of all, it needs two."""
     assert set(_draw(temperature=1.0, top_k=2, top_p=0.7)) == {0}
     assert set(_draw(temperature=1.0, top_p=0.7)) == {0, 1}
+
+
+def test_no_number_draws_what_has_no_probability():
+    class Highest(Sampler):
+        def uniform(self, index):
+            return 1 - 2**-53  # 1.0 in fp32
+
+    logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
+    drawn = draw(logits, [Highest(SamplingParams(temperature=1.0, top_k=1))], [0])
+    assert drawn.tolist() == [int(logits.argmax())]
+    drawn = draw(logits, [Highest(SamplingParams(temperature=1.0, top_p=0.5))], [0])
+    shares, order = logits.softmax(-1).sort(descending=True)
+    assert int(drawn) in order[0, : int((shares.cumsum(-1) < 0.5).sum()) + 1].tolist()
+
+
+def test_a_greedy_tie_falls_alike_alone_and_beside_others():
+    logits = torch.randn(50, 5000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    both = [Sampler(SamplingParams()), Sampler(SamplingParams(temperature=1.0, seed=1))]
+    drawn = [int(draw(row.expand(2, -1), both, [0, 0])[0]) for row in logits]
+    assert drawn == greedy(logits).tolist()
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(loaded):

@@ -229,6 +229,55 @@ def test_a_long_prefill_does_not_hold_up_a_decode(loaded):
     assert rig.engine.stats().steps == 1 + 19
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_short_message_does_not_wait_for_a_long_text(loaded, ahead):
+    """Also when nobody decodes yet, so that the long one had the device, and its larger chunk, to itself."""
+    rig = Rig(loaded("v2-qlora-dense"), num_slots=2000, prefill_chunk=16, alone_chunk=64, ahead=ahead)
+    long = rig.compute(rig.open(random_ids(1000)))
+    rig.step()
+    rig.step()
+    before = rig.engine.num_pending(1)
+    short = rig.generate(rig.open(random_ids(8, seed=5)), 4)
+    while not short.tokens:
+        rig.step()
+    assert before - rig.engine.num_pending(1) <= (64 if ahead else 0) + 16, "what was on its way, and a share"
+    rig.run()
+    assert long.end is EndReason.DONE
+
+
+def test_shares_of_a_chunk_are_equal_and_none_is_wasted(loaded):
+    rig = Rig(loaded("v2-qlora-dense"), prefill_chunk=30)
+    sequences = [rig.open(random_ids(length, seed=length)) for length in (100, 4, 90)]
+    for sequence in sequences:
+        rig.compute(sequence)
+    rig.step()
+    assert [rig.engine.num_pending(sequence) for sequence in sequences] == [100 - 13, 0, 90 - 13]
+
+
+def test_lists_of_one_pass_are_no_longer_than_one_may_be(loaded):
+    """What an expanded pass takes in memory is bounded by the longest context; the oldest is never passed over."""
+    rig = Rig(loaded("v2-qlora-dense"), prefill_chunk=30, max_context=120)
+    first, second, third = (rig.open(random_ids(length, seed=length)) for length in (80, 50, 30))
+    for sequence in (first, second, third):
+        rig.compute(sequence)
+    rig.step()
+    assert [rig.engine.num_pending(s) for s in (first, second, third)] == [65, 50, 15]
+    rig.run()
+    assert [rig.engine.num_pending(s) for s in (first, second, third)] == [0, 0, 0]
+
+
+def test_context_exceeded_names_the_numbers(loaded):
+    rig = Rig(loaded("v2-qlora-dense"), max_context=32)
+    sequence = rig.open(random_ids(30))
+    with pytest.raises(Refusal) as caught:
+        rig.generate(sequence, 4)
+    assert (caught.value.reason, caught.value.metadata) == ("CONTEXT_EXCEEDED", {"needed": "33", "limit": "32"})
+    assert rig.generate(sequence, 3).end is None
+    rig.run()
+    with pytest.raises(Refusal, match="computes 33 entries"):
+        rig.compute(rig.open(random_ids(33)))
+
+
 def test_more_decodes_than_a_step_holds_all_go_on(loaded):
     rig = Rig(loaded("v2-qlora-dense"), prefill_chunk=4)
     runs = [rig.generate(rig.open(random_ids(4, seed=i)), 12) for i in range(9)]
