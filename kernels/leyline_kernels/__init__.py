@@ -5,10 +5,10 @@
     rotate             the eager rotation, for engines whose attention can't turn keys
     route, experts     a mixture of experts; silu_mul, rope: single fused operations
 
-Owns the contract of these operations. Knows tensors only: no sessions, no model code. The symbols (c_kv, k_pe, delta, ..)
-stand in `leyline_kernels.reference`. Nothing here imports Triton until a CUDA tensor arrives, so the CPU server runs
-without it. The modules of `leyline_kernels.gpu` hold the kernels under the same names, for tests and benchmarks that
-choose one side.
+Owns the contract of these operations. Knows tensors only: no sessions, no model code. The symbols (c_kv, ..) stand
+in `leyline_kernels.reference`. Nothing here imports Triton until a CUDA tensor arrives, so the CPU server runs without
+it. The modules of `leyline_kernels.gpu` hold the kernels under the same names, for tests and benchmarks that choose one
+side.
 """
 
 from __future__ import annotations
