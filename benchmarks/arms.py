@@ -215,7 +215,10 @@ class EagerSplice:
 
 @dataclass(slots=True)
 class Played:
-    """What `play` saw of the engine. `peak_slots`: the most that sessions held, looked at after every turn."""
+    """What `play` saw of the engine. `peak_slots`: the most that sessions held, looked at after every turn.
+
+    busy_s: inside steps that did something, by the host's clock; what the device was busy is less.
+    """
 
     wall_s: float = 0.0
     busy_s: float = 0.0

@@ -1,13 +1,15 @@
 """Decoding: MLA attention over one layer against the bandwidth of a copy, and the engine's whole step.
 
 kernel: `leyline_kernels.decode`, keys unturned, moved in pieces as edits leave them, and each moved otherwise.
-step: from token to token through the engine, with and without moved rows; Hugging Face's own model eager beside it.
+step: from token to token through the engine, in graphs without turning, in graphs that could turn while nothing is
+moved, and with moved rows; Hugging Face's own model eager beside it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +27,7 @@ from benchmarks.registry import Bed, rival
 from benchmarks.timing import call_times, copy_bandwidth, sync
 from leyline_kernels import reference
 from leyline_server.engine.engine import Engine, RowEdit, SequenceId
+from leyline_server.engine.local import LocalEngine
 from leyline_server.model.attention import cache_argument
 
 TOLERANCE = 0.03  # of the output's norm, in bf16; wrong deltas err by a tenth and more
@@ -120,8 +123,12 @@ def _step_rows(bed: Bed, case: str) -> Iterable[Measured]:
     batch, length = _sizes(bed, case)
     engine = bed.parts().engine
     sequences = drive.prefill(engine, (bed.ids(length, seed=seed) for seed in range(batch)))
-    unturned = measured(case, "leyline, unturned", "step", step_ms(engine, sequences), "ms")
+    with without_turning(engine):
+        unturned = measured(case, "leyline, unturned", "step", step_ms(engine, sequences), "ms")
     yield unturned
+    for sequence in sequences:
+        engine.truncate(sequence, length)
+    yield measured(case, "leyline, could turn, nothing moved", "step", step_ms(engine, sequences), "ms")
     for seed, sequence in enumerate(sequences):
         engine.truncate(sequence, length)
         move_rows(engine, sequence, bed, seed)
@@ -136,6 +143,16 @@ def _step_rows(bed: Bed, case: str) -> Iterable[Measured]:
     if batch == 1:
         with rival(bed) as model:
             yield measured(case, "Hugging Face eager", "step", hf_step_ms(model, bed.ids(length, seed=0)), "ms")
+
+
+@contextmanager
+def without_turning(engine: LocalEngine) -> Iterator[None]:
+    """Decode graphs without turning inside the block, of which no list may have a moved row."""
+    engine.runner.warm_up(turned=False)
+    try:
+        yield
+    finally:
+        engine.runner.warm_up()
 
 
 def step_ms(engine: Engine, sequences: Sequence[SequenceId]) -> list[float]:

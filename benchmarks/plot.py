@@ -110,12 +110,12 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "splice": ("splice", "edit", ("call", "in the server")),
     "splice_first_token": ("splice", "first token", ("first token",)),
     "streams": ("streams", "", ("step",)),
-    "interference": ("interference", "", ("wall", "between tokens", "longest between tokens")),
+    "interference": ("interference", "", ("wall", "between tokens", "longest between tokens", "first token")),
     "paper_table": ("paper_table", "C =", ("end to end p50", "end to end p95", "first token", "hit rate")),
     "paper_table_cost": ("paper_table", "C =", ("prefilled", "peak slots", "energy")),
-    "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "GPU-seconds")),
-    "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "GPU-seconds")),
-    "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "GPU-seconds")),
+    "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
+    "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
+    "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
 }
 
 

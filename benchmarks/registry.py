@@ -143,6 +143,7 @@ class Bed:
     ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
         self.model_path, self.traces = model_path, traces
+        self.warmed: set[tuple[str, ...]] = set()  # what has run once in this process, unmeasured
         self._parts: Parts | None = None
 
     @property
@@ -174,12 +175,15 @@ class Bed:
 
     @property
     def parts_chunk(self) -> int:
-        """Pending tokens in one step of `parts`, where nothing else is asked for."""
+        """Pending tokens in one step of `parts` beside decodes, where nothing else is asked for."""
         return self.size(2048, 32)
 
     def parts(self, prefill_chunk: int | None = None) -> Parts:
-        """A built server with an empty cache. The last one is used again where the chunk is the same, else dropped."""
-        chunk = prefill_chunk or self.parts_chunk
+        """A built server with an empty cache. The last one is used again where the chunk is the same, else dropped.
+
+        prefill_chunk: as in the server's settings; unset is what a server without settings does, at the full shape.
+        """
+        chunk = prefill_chunk or (None if self.shape.full else self.parts_chunk)
         if self._parts is not None and self._parts.config.prefill_chunk == chunk:
             empty(self._parts)
             return self._parts

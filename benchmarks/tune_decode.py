@@ -4,13 +4,14 @@
 One attention layer of DeepSeek-V2-Lite's shape, bf16, random weights, scattered slots, pools rotated so that none is
 in the L2 cache. Each tiling is checked against the twin in fp32 before it is timed. TB/s are bytes of rows read once
 over time. A configuration that fails is printed and left out; what doesn't fit into LIMIT_S is skipped, and said.
+`--checks` measures only how often `check_every` should compare deltas.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,24 +21,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.tuning import (
+    DEVICE,
+    RANK,
+    ROPE,
+    ROW_BYTES,
+    H,
+    arms,
+    at_end,
+    copy_bandwidth,
+    deadline,
+    make,
+    num_layers,
+    passed,
+    table,
+    widened,
+)
 from leyline_kernels import reference
 from leyline_kernels.gpu import decode as gpu_decode
 from leyline_kernels.gpu import extend as gpu_extend
 from leyline_kernels.gpu.split import Tiling
 
-H, RANK, ROPE = 16, 512, 64
-ROW_BYTES = 2 * (RANK + ROPE)
-DEVICE = "cuda"
-LIMIT_S = 95.0
-STARTED = time.monotonic()
-TOLERANCE = 8e-3
 COMPILERS = 12
 SHARED_BYTES = 227 * 1024
-POOL_BYTES = 130 * 2**20
-"""Of all pools that a timing rotates through, at least: more than twice the L2 cache."""
 
 SHAPES = ((16, 32768), (16, 8192), (1, 8192), (1, 32768))
 DELTAS = ("unturned", "uniform", "pieces", "all-different")
+CHECKS = (1, 8, 16)
 EXTENDS = (16, 64, 128)
 EXTEND_OVER = 32768
 
@@ -65,83 +75,6 @@ def extend_tilings() -> list[Tiling]:
     return [t for t in tilings if fits(t, t.block_m)]
 
 
-def make(lens: list[int], queries: int, deltas: str, layers: int = 1) -> list[dict[str, Any]]:
-    """Arguments of `decode`, for each of several layers."""
-    torch.manual_seed(0)
-    total, n = sum(lens), max(lens)
-    index = torch.arange(total, device=DEVICE)
-    by = {
-        "unturned": None,
-        "uniform": torch.full((total,), -1234, device=DEVICE).int(),
-        # About eight cuts a list, as edits leave them.
-        "pieces": (-(index % n // (n // 8 + 13)) * 777).int(),
-        "all-different": torch.randint(-99_999, 99_999, (total,), device=DEVICE).int(),
-    }
-    shared = {
-        "q_latent": torch.randn(queries, H, RANK, device=DEVICE).bfloat16(),
-        "q_pe": torch.randn(queries, H, ROPE, device=DEVICE).bfloat16(),
-        "kv_start": torch.tensor([0, *lens[:-1]], device=DEVICE).cumsum(0).int(),
-        "kv_len": torch.tensor(lens, device=DEVICE).int(),
-        "kv_slots": torch.randperm(total, device=DEVICE).int(),
-        "kv_delta": by[deltas],
-        "inv_freq": 10_000.0 ** (-torch.arange(0, ROPE, 2, device=DEVICE) / ROPE),
-        "layout": "interleaved",
-        "scale": (RANK + ROPE) ** -0.5,
-    }
-    return [
-        shared
-        | {
-            "c_kv": torch.randn(total, RANK, device=DEVICE).bfloat16(),
-            "k_pe": torch.randn(total, ROPE, device=DEVICE).bfloat16(),
-        }
-        for _ in range(layers)
-    ]
-
-
-def at_end(args: dict[str, Any], queries: int, n: int) -> dict[str, Any]:
-    where = {
-        "q_indptr": torch.tensor([0, queries], device=DEVICE).int(),
-        "q_index": torch.arange(n - queries, n, device=DEVICE).int(),
-    }
-    return args | where
-
-
-def num_layers(entries: int) -> int:
-    return max(1, -(-POOL_BYTES // (entries * ROW_BYTES)))
-
-
-def widened(args: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.float() if k in ("q_latent", "q_pe", "c_kv", "k_pe") else v for k, v in args.items()}
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def microseconds(run: Callable[[int], Any], layers: int) -> float:
-    """Median over replays of a CUDA graph of at least four calls, each on the next layer."""
-    calls = max(4, layers)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run(0)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in range(calls):
-            run(call % layers)
-    graph.replay()
-    times = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return sorted(times)[len(times) // 2]
-
-
 def compile_one(job: tuple[str, bool, Tiling]) -> str:
     """In a process of its own: leaves the compiled kernel in Triton's cache. Returns what went wrong."""
     kind, turned, tiling = job
@@ -158,56 +91,25 @@ def compile_one(job: tuple[str, bool, Tiling]) -> str:
     return ""
 
 
+def binaries(tilings: list[Tiling]) -> list[Tiling]:
+    """One serves any number of programs."""
+    return sorted({replace(t, programs=1) for t in tilings}, key=repr)
+
+
+def checks(tiling: Tiling) -> list[Tiling]:
+    return [replace(tiling, check_every=tiles) for tiles in CHECKS]
+
+
 def compile_all(decodes: list[Tiling], extends: list[Tiling]) -> None:
-    # One binary serves any number of programs.
-    binaries = sorted({replace(t, programs=1) for t in decodes}, key=repr)
-    jobs = [("decode", turned, t) for t in binaries for turned in (True, False)]
-    jobs += [("extend", True, t) for t in sorted({replace(t, programs=1) for t in extends}, key=repr)]
+    jobs = [("decode", turned, t) for t in binaries(decodes) for turned in (True, False)]
+    jobs += [("extend", True, t) for t in binaries(extends)]
+    jobs += [("decode", True, t) for t in binaries(checks(gpu_decode.BF16))]
+    jobs += [("extend", turned, t) for t in binaries(checks(gpu_extend.BF16)) for turned in (True, False)]
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         failures = {failure for failure in pool.map(compile_one, jobs) if failure}
-    print(f"compiled {len(jobs)} kernels in {time.monotonic() - STARTED:.0f} s")
+    print(f"compiled {len(jobs)} kernels in {passed():.0f} s")
     for failure in sorted(failures):
         print("  not:", failure)
-
-
-def deadline(share: float) -> float:
-    """Seconds after the start by which that share of the time that is left now is spent."""
-    now = time.monotonic() - STARTED
-    return now + share * max(0.0, LIMIT_S - now)
-
-
-def left(until: float) -> bool:
-    return time.monotonic() - STARTED < until
-
-
-def arms(
-    tilings: list[Tiling], run: Callable[[int, Tiling], Tensor], want: Tensor, layers: int, until: float
-) -> Iterator[tuple[float, Tiling]]:
-    for done, tiling in enumerate(tilings):
-        if not left(until):
-            print(f"  out of time after {done} of {len(tilings)} tilings")
-            return
-        try:
-            error = relative_error(run(0, tiling), want)
-            if not error < TOLERANCE:
-                print(f"  WRONG {tiling}: off by {error:.1e}")
-                continue
-            yield microseconds(lambda layer, t=tiling: run(layer, t), layers), tiling
-        except Exception as error:  # printed, and the sweep goes on
-            print(f"  failed {tiling}: {str(error).splitlines()[0][:120]}")
-
-
-def table(title: str, results: list[tuple[float, Tiling]], size_bytes: int, copy: float) -> list[Tiling]:
-    """Prints the ten best; returns all, best first."""
-    print(f"{title}: {len(results)} tilings")
-    results.sort(key=lambda result: result[0])
-    for us, t in results[:10]:
-        rate = size_bytes / us / 1e6
-        print(
-            f"  {us:8.1f} us {rate:5.2f} TB/s {100 * rate / copy:4.0f} %  m{t.block_m} n{t.block_n} "
-            f"warps {t.num_warps} stages {t.num_stages} programs {t.programs} min_tiles {t.min_tiles}"
-        )
-    return [t for _, t in results]
 
 
 def one_input(args: dict[str, Any], _: int, tiling: Tiling) -> Tensor:
@@ -267,27 +169,53 @@ def tune_extend(copy: float, tilings: list[Tiling]) -> None:
             print(f"  {queries * n * H * 2 * (2 * RANK + ROPE) / results[0][0] / 1e6:.0f} TFLOP/s at best")
 
 
-def copy_bandwidth() -> float:
-    """TB/s, read and written, of a kernel that copies: it is faster than torch's copy_, which is a memcpy."""
-    source, target = torch.ones(2, 2**29, dtype=torch.bfloat16, device=DEVICE)
-    return 2 * 2**30 / microseconds(lambda _: torch.add(source, 0.0, out=target), 1) / 1e6
+def tune_checks(copy: float) -> None:
+    """Of what is shipped, every check_every with all kinds of deltas: what turning costs beside not turning."""
+    for seqs, n in SHAPES:
+        until = deadline(0.3)
+        for deltas in DELTAS:
+            layers = num_layers(seqs * n)
+            inputs = make([n] * seqs, seqs, deltas, layers)
+            want = reference.decode(**widened(inputs[0]))
+
+            def decode(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs, n: int = n) -> Tensor:
+                return gpu_decode.decode(**inputs[layer], max_len=n, tiling=tiling)
+
+            each = checks(gpu_decode.BF16)[: 1 if deltas == "unturned" else None]
+            results = list(arms(each, decode, want, layers, until))
+            table(f"decode {seqs} x {n} {deltas}", results, seqs * n * ROW_BYTES, copy)
+            del inputs, want
+    n = EXTEND_OVER
+    for queries, deltas in product(EXTENDS, DELTAS):
+        layers = num_layers(n)
+        inputs = [at_end(args, queries, n) for args in make([n], queries, deltas, layers)]
+        want = reference.extend(**widened(inputs[0]))
+
+        def extend(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs) -> Tensor:
+            return gpu_extend.extend(**inputs[layer], tiling=tiling)
+
+        each = checks(gpu_extend.BF16)[: 1 if deltas == "unturned" else None]
+        results = list(arms(each, extend, want, layers, deadline(1.0)))
+        table(f"extend {queries} over {n} {deltas}", results, n * ROW_BYTES, copy)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="How decode and extend should be tiled, measured.")
+    parser.add_argument("--checks", action="store_true", help="only how often deltas should be compared")
+    only_checks = parser.parse_args().checks
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "bf16, H=16 rank=512 rope=64, random weights")
     copy = copy_bandwidth()
     print(f"copy {copy:.2f} TB/s")
-    decodes, extends = decode_tilings(), extend_tilings()
-    for part in (
-        lambda: compile_all(decodes, extends),
-        lambda: tune_decode(copy, decodes),
-        lambda: tune_extend(copy, extends),
-    ):
+    decodes, extends = ([], []) if only_checks else (decode_tilings(), extend_tilings())
+    parts: list[Callable[[], None]] = [lambda: compile_all(decodes, extends), lambda: tune_checks(copy)]
+    if not only_checks:
+        parts += [lambda: tune_decode(copy, decodes), lambda: tune_extend(copy, extends)]
+    for part in parts:
         try:
             part()
         except Exception as error:  # printed, and the other parts still run
             print(f"FAILED: {type(error).__name__}: {error}")
-    print(f"{time.monotonic() - STARTED:.0f} s")
+    print(f"{passed():.0f} s")
 
 
 if __name__ == "__main__":

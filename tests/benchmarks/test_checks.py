@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import leyline_kernels
-from benchmarks import agreement, decode, decode_inputs, interference, prefill, rotate, splice
+from benchmarks import agreement, decode, decode_inputs, interference, prefill, registry, rotate, splice
 from benchmarks.bench import WrongResult
+from benchmarks.registry import SHAPES, Bed
+from leyline_server.model.runner import Runner
 
 
 def test_rotation(bed, monkeypatch):
@@ -67,7 +71,7 @@ def test_the_engine_against_hugging_face(bed, monkeypatch):
 def test_a_prefill_that_finds_something_is_no_prefill(bed, monkeypatch):
     prefill.check(bed)
     monkeypatch.setattr(type(bed), "ids", lambda self, count, seed: [300] * count)
-    engine = bed.parts(prefill_chunk=32).engine
+    engine = bed.parts().engine
     monkeypatch.setattr(prefill, "_once", _twice(prefill._once, engine))
     with pytest.raises(WrongResult, match="computed"):
         prefill.check(bed)
@@ -96,3 +100,52 @@ def test_a_forget_that_computes_too_little_is_noticed(bed, monkeypatch):
     monkeypatch.setattr(interference, "_forget", lambda engine, sequence, bed, seed: None)
     with pytest.raises(WrongResult, match="computed 0 rows"):
         interference.check(bed)
+
+
+def test_a_message_after_the_forget_is_not_beside_it(bed, monkeypatch):
+    figures = list(interference.rows(bed, "small"))
+    first_tokens = [figure for figure in figures if figure.metric == "first token"]
+    assert [figure.arm.partition(", ")[2] for figure in first_tokens] == [
+        *("no FORGET", "beside a FORGET", "beside a FORGET, nobody decodes")
+    ]
+    assert all(figure.n == interference.ROUNDS and figure.value > 0 for figure in first_tokens)
+    bed.parts().engine.check_integrity()
+    monkeypatch.setattr(interference, "UNDER_WAY", 1000)
+    with pytest.raises(WrongResult, match="was over before the message"):
+        list(interference.rows(bed, "small"))
+
+
+def test_the_unturned_step_runs_in_graphs_that_can_not_turn(bed, monkeypatch):
+    happened = []
+    monkeypatch.setattr(Runner, "warm_up", lambda self, turned=True: happened.append(turned))
+    real = decode.step_ms
+
+    def noted(engine, sequences):
+        moved = any(state.rows.turned(engine.cache.table).any() for state in engine.sequences.values())
+        happened.append("moved" if moved else "not moved")
+        return real(engine, sequences)
+
+    monkeypatch.setattr(decode, "step_ms", noted)
+    engine = bed.parts().engine
+    arms = [figure.arm for figure in decode.rows(bed, "step 16 x 8k") if figure.metric == "step"]
+    assert arms == ["leyline, unturned", "leyline, could turn, nothing moved", "leyline, turned"]
+    assert happened == [False, "not moved", True, "not moved", "moved"]
+
+    def broken(engine, sequences):
+        raise RuntimeError("no step")
+
+    monkeypatch.setattr(decode, "step_ms", broken)
+    with pytest.raises(RuntimeError, match="no step"):
+        list(decode.rows(bed, "step 16 x 8k"))
+    assert happened[-2:] == [False, True], "the next benchmark has an engine that can't turn"
+    assert bed.parts().engine is engine
+
+
+def test_the_default_prefill_leaves_the_chunk_to_the_server(monkeypatch):
+    monkeypatch.setattr(registry, "build", lambda config, model: SimpleNamespace(config=config))
+    monkeypatch.setattr(registry, "empty", lambda parts: None)
+    monkeypatch.setattr(Bed, "model", None)
+    full = Bed(SHAPES["lite"], torch.device("cpu"), torch.bfloat16)
+    chunks = [full.parts(prefill._chunk(full, case)).config.prefill_chunk for case in prefill.cases(full)]
+    assert chunks == [None, 2048]
+    assert full.parts().config.prefill_chunk is None

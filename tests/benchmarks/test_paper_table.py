@@ -64,6 +64,21 @@ def test_judged_figures_are_held_against_the_rival(bed):
     assert lost["end to end p50"] is lost["end to end p95"] is False
 
 
+def test_every_arm_has_run_at_this_concurrency_before_one_is_measured(bed, monkeypatch):
+    ran = []
+    real = paper_table.run_cell
+
+    def noted(bed, arm, plan, sessions, concurrency):
+        ran.append((arm, sessions, concurrency))
+        return real(bed, arm, PLAN, sessions, concurrency)
+
+    monkeypatch.setattr(paper_table, "run_cell", noted)
+    monkeypatch.setattr(paper_table, "plan_of", lambda bed: PLAN)
+    measured = [figure.arm for figure in paper_table.rows(bed, "C = 2") if figure.metric == "hit rate"]
+    assert measured == [REPREFILL, EAGER, LEYLINE, IDEAL]
+    assert ran == [*((arm, 2, 2) for arm in measured), *((arm, 3, 2) for arm in measured)]
+
+
 def test_cuts_of_a_turn_are_in_the_coordinates_before_it():
     assert edited([0, 1, 2, 3, 4, 5], [Cut(1, 2, (9, 9)), Cut(4, 5)]) == [0, 9, 9, 2, 3, 5]
     assert edited([0, 1], []) == [0, 1]

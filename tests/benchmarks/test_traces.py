@@ -10,7 +10,7 @@ import torch
 from benchmarks import agreement, trace_input, traces
 from benchmarks.arms import edited
 from benchmarks.bench import WrongResult
-from benchmarks.paper_table import IDEAL, LEYLINE, REPREFILL
+from benchmarks.paper_table import EAGER, IDEAL, LEYLINE, REPREFILL
 from benchmarks.registry import SHAPES, Bed
 from benchmarks.trace_input import Encoder, History, load
 from leyline_policies import KeepLast
@@ -119,6 +119,23 @@ def test_arms_that_end_differently_are_noticed(root, monkeypatch):
     monkeypatch.setattr(traces, "run_arm", forgetful)
     with pytest.raises(WrongResult, match="other ids"):
         traces.check(bed)
+
+
+def test_an_arm_runs_once_unmeasured_before_its_first_case_of_a_set(root, monkeypatch):
+    bed, ran = _bed(root, monkeypatch), []
+    cell = traces.run_arm(bed, IDEAL, traces._recordings(bed, "tau-bench"), None)
+
+    def noted(bed, arm, recordings, policy):
+        ran.append(arm)
+        return cell
+
+    monkeypatch.setattr(traces, "run_arm", noted)
+    arms = [REPREFILL, traces.BATCHED, EAGER, LEYLINE]
+    figures = [list(traces.rows(bed, f"tau-bench, {policy}")) for policy in ("KeepLast(3)", "KeepLast(5)")]
+    assert ran == arms * 3
+    assert [figure.arm for figure in figures[0] if figure.metric == "engine busy"] == arms
+    list(traces.rows(bed, "miniswe, KeepLast(3)"))
+    assert ran == arms * 5
 
 
 def test_without_recordings_it_is_left_out(bed, tmp_path):

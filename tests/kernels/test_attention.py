@@ -41,11 +41,11 @@ def queries(lens: tuple[int, ...], counts: tuple[int, ...], device: str) -> tupl
     return torch.tensor([0, *counts], device=device).cumsum(0).int(), torch.cat(index).int()
 
 
-def tiling(programs: int) -> Any:
+def tiling(programs: int, check_every: int = 1) -> Any:
     """The smallest tiles, and so many programs on the interpreter's one processor."""
     from leyline_kernels.gpu.split import Tiling
 
-    return Tiling(block_n=16, num_warps=4, num_stages=1, programs=programs, min_tiles=1)
+    return Tiling(16, num_warps=4, num_stages=1, programs=programs, min_tiles=1, check_every=check_every)
 
 
 @pytest.fixture
@@ -115,6 +115,60 @@ def test_keys_turned_one_position_off(
         assert relative_error(kernels.decode(**wrong.args()), reference.decode(**b.args())) > WRONG
         at_end = {"q_indptr": torch.tensor([0, 1], device=device).int(), "q_index": b.kv_len - 1}
         assert relative_error(kernels.extend(**wrong.args(), **at_end), reference.decode(**b.args())) > WRONG
+
+
+RUNS = {
+    "inside a tile": ([40], [5]),
+    "at a tile": ([70], [16, 48]),
+    "at a chunk of 2, and of 8": ([150], [32, 64, 128]),
+    "in each tile of a chunk": ([90], [3, 20, 40, 49, 50, 71]),
+    "of one tile among others": ([100], [32, 48]),
+    "there and back": ([80], [33, 34]),
+    "of the last entry": ([65], [64]),
+    "none": ([100], []),
+    "several sequences in a piece": ([3, 16, 0, 37, 1, 130], [2, 17, 19, 40, 57, 100]),
+}
+"""Lengths, and the entries of the whole line at which another delta begins."""
+
+
+@pytest.mark.parametrize("check_every", [1, 2, 8])
+@pytest.mark.parametrize("where", RUNS)
+def test_runs_of_one_delta_wherever_they_end(
+    where: str, check_every: int, batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+) -> None:
+    lens, borders = RUNS[where]
+    b = batch(lens, heads=2, rope=32)
+    line = torch.arange(sum(lens), device=device)
+    run = sum(((line >= border).int() for border in borders), torch.zeros_like(line, dtype=torch.int32))
+    by = torch.tensor([-7, 1234, -99, 0], device=device, dtype=torch.int32)[run.long() % 4]
+    if where == "there and back":
+        by = torch.where(run == 1, 5, -7).int()
+    place = torch.cat([start + torch.arange(n) for start, n in zip(b.kv_start.tolist(), lens, strict=True)])
+    delta = b.kv_delta.clone()
+    delta[place.to(device)] = by
+    b = b.but(kv_delta=delta)
+    want = reference.decode(**b.args())
+    last = {"q_indptr": torch.arange(len(lens) + 1, device=device).int(), "q_index": (b.kv_len - 1).clamp(min=0)}
+    for programs in (1, 3):
+        each = tiling(programs, check_every)
+        assert relative_error(kernels.decode(**b.args(), tiling=each), want) < TIGHT
+        assert relative_error(kernels.extend(**b.args(), **last, tiling=each), want) < TIGHT
+    if borders:
+        late = delta.clone()
+        late[place.to(device)] = torch.cat([by[:1], by[:-1]])
+        off = relative_error(reference.decode(**b.but(kv_delta=late).args()), want)
+        assert off > 100 * TIGHT, "borders one entry too late"
+
+
+@pytest.mark.parametrize("check_every", [1, 2])
+def test_halves_of_registers(check_every: int, batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
+    """A query of 16 bits is carried as 32 of two numbers; fp16, because the interpreter can't multiply bf16."""
+    for deltas in ("pieces", "uniform"):
+        b = batch((40, 70), deltas=deltas, dtype=torch.float16)
+        want = reference.decode(**b.args())
+        got = kernels.decode(**b.args(), tiling=tiling(2, check_every))
+        assert relative_error(got, want) < 2e-3
+        assert relative_error(reference.decode(**b.but(kv_delta=b.kv_delta + 1).args()), want) > WRONG
 
 
 def test_many_short_sequences_find_their_blocks(
