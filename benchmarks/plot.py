@@ -21,6 +21,7 @@ from benchmarks.tables import number
 # Okabe, Ito (2008), "Color Universal Design".
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 HATCHES: Final = ("", "//", "..", "xx", "\\\\", "++")
+CHARACTERS_AN_INCH: Final = 14  # of the title
 RESULTS: Final = Path(__file__).parent / "results"
 
 
@@ -63,6 +64,7 @@ def bars(axes: Any, rows: Sequence[Row], metric: str, styles: Sequence[str]) -> 
 
 
 def _folded(text: str, width: int = 24) -> str:
+    """In lines of at most so many characters, where no word is longer."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + len(word) >= width:
@@ -88,7 +90,8 @@ def draw(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
     first = rows[0]
     more = {row.case.partition(";")[2].strip() for row in rows} - {""}
     told = "; ".join([f"{first.versions['model']}, {first.dtype}, {first.device}", *sorted(more)])
-    figure.suptitle(f"{first.bench}\n{told}; median, p5 to p95; dashed: goal", fontsize=9)
+    title = _folded(f"{told}; median, p5 to p95; dashed: goal", int(CHARACTERS_AN_INCH * size[0]))
+    figure.suptitle(f"{first.bench}\n{title}", fontsize=9)
     columns = min(3, len(handles))
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
