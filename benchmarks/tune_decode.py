@@ -4,7 +4,7 @@
 One attention layer of DeepSeek-V2-Lite's shape, bf16, random weights, scattered slots, pools rotated so that none is
 in the L2 cache. Each tiling is checked against the twin in fp32 before it is timed. TB/s are bytes of rows read once
 over time. A configuration that fails is printed and left out; what doesn't fit into LIMIT_S is skipped, and said.
-`--checks` measures only how often `check_every` should compare deltas.
+`--checks` measures only how often `check_every` should compare deltas, `--hopper` only the kernel of decode_hopper.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from benchmarks.tuning import (
     RANK,
     ROPE,
     ROW_BYTES,
+    TOLERANCE,
     H,
     arms,
     at_end,
     copy_bandwidth,
     deadline,
     make,
+    microseconds,
     num_layers,
     passed,
+    relative_error,
     table,
     widened,
 )
@@ -199,17 +202,46 @@ def tune_checks(copy: float) -> None:
         table(f"extend {queries} over {n} {deltas}", results, n * ROW_BYTES, copy)
 
 
+def try_hopper(copy: float) -> None:
+    """The kernel of decode_hopper beside what is shipped, unmoved keys. It needs Gluon and a Hopper GPU, and a limit on
+    its time from outside: a fault in its barriers would wait for ever."""
+    from benchmarks import decode_hopper
+
+    for seqs, n in SHAPES[:2]:
+        layers = num_layers(seqs * n)
+        inputs = make([n] * seqs, seqs, "unturned", layers)
+        want = reference.decode(**widened(inputs[0]))
+        runs: dict[str, Callable[[int], Tensor]] = {
+            "shipped": lambda layer, inputs=inputs, n=n: gpu_decode.decode(**inputs[layer], max_len=n),
+            "hopper": lambda layer, inputs=inputs, n=n: decode_hopper.decode(**inputs[layer], num_entries=n),
+        }
+        for name, run in runs.items():
+            try:
+                off = relative_error(run(0), want)
+                if not off < TOLERANCE:
+                    print(f"{name} {seqs} x {n} WRONG: off by {off:.1e}")
+                    continue
+                rate = seqs * n * ROW_BYTES / (us := microseconds(run, layers)) / 1e6
+                share = f"{rate:.2f} TB/s {100 * rate / copy:.0f} %"
+                print(f"{name} {seqs} x {n}: off by {off:.1e}, {us:.1f} us {share}", flush=True)
+            except Exception as error:  # printed, and the other is still measured
+                print(f"{name} {seqs} x {n} FAILED: {type(error).__name__}: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How decode and extend should be tiled, measured.")
     parser.add_argument("--checks", action="store_true", help="only how often deltas should be compared")
-    only_checks = parser.parse_args().checks
+    parser.add_argument("--hopper", action="store_true", help="only the kernel of decode_hopper, beside decode's")
+    given = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "bf16, H=16 rank=512 rope=64, random weights")
     copy = copy_bandwidth()
     print(f"copy {copy:.2f} TB/s")
-    decodes, extends = ([], []) if only_checks else (decode_tilings(), extend_tilings())
+    decodes, extends = ([], []) if given.checks else (decode_tilings(), extend_tilings())
     parts: list[Callable[[], None]] = [lambda: compile_all(decodes, extends), lambda: tune_checks(copy)]
-    if not only_checks:
+    if not given.checks:
         parts += [lambda: tune_decode(copy, decodes), lambda: tune_extend(copy, extends)]
+    if given.hopper:
+        parts = [lambda: try_hopper(copy)]
     for part in parts:
         try:
             part()
