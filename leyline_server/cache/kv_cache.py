@@ -7,6 +7,8 @@ engine's thread alone.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,8 @@ from leyline_server.cache.kept import KeptRows
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.prefix_tree import PrefixTree
 from leyline_server.cache.slots import Holder, Slots, SlotTable
+
+_AT_ONCE: Final = 256  # a full pool gives up at least one slot in so many at once, and not a few in every step
 
 
 class KVCache:
@@ -31,8 +35,9 @@ class KVCache:
 
     def allocate(self, positions: NDArray[np.int32]) -> Slots:
         """Fresh slots for rows at these positions, evicting what only caches hold. Raises OutOfSlots."""
-        while self.table.num_free < len(positions) and self._evict(len(positions) - self.table.num_free):
-            pass
+        short = len(positions) - self.table.num_free
+        if short > 0:
+            self._evict(max(short, self.table.num_slots // _AT_ONCE))
         return self.table.allocate(positions)
 
     def retain(self, slots: Slots) -> None:
@@ -59,15 +64,18 @@ class KVCache:
         """Asserts invariants 1 and 2 of the design, given every session's list of slots."""
         self.table.check_integrity(sessions, [*self.tree.slots(), *self.kept.slots()])
         self.tree.check_integrity()
+        self.kept.check_integrity()
 
-    def _evict(self, wanted: int) -> bool:
-        """Evicts from the cache whose next victim is the least recently used. False when there is none."""
-        caches = [(used, cache) for cache in (self.tree, self.kept) if (used := cache.oldest()) is not None]
-        if not caches:
-            return False
-        _, cache = min(caches, key=lambda pair: pair[0])
-        self.release_cached(cache.evict(wanted))
-        return True
+    def _evict(self, wanted: int) -> None:
+        """Frees so many slots, or all that caches alone hold. The cache whose next victim is the least recently used
+        gives way, again for each victim."""
+        enough = self.table.num_free + wanted
+        while self.table.num_free < enough:
+            caches = [(used, cache) for cache in (self.tree, self.kept) if (used := cache.oldest()) is not None]
+            if not caches:
+                return
+            _, cache = min(caches, key=lambda pair: pair[0])
+            self.release_cached(cache.evict(enough - self.table.num_free))
 
     def _released(self, slots: Slots, holder: Holder) -> None:
         # Zeroed whenever they are free: nothing that a FORGET, an eviction or a closed session let go stays in memory.
