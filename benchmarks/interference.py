@@ -22,7 +22,7 @@ ROUNDS = 3
 OTHERS = 8
 BEFORE = 24  # steps of the others before the FORGET
 UNDER_WAY = 2  # steps of the FORGET before the message
-MESSAGE = "a 64-token message"
+MESSAGES = ("a message, no FORGET", "a message, beside a FORGET", "a message, nobody decodes")
 
 
 def _sizes(bed: Bed) -> tuple[int, int, int]:
@@ -62,7 +62,7 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
     others = drive.prefill(engine, (bed.ids(other, seed=10 + seed) for seed in range(OTHERS + 1)))
     newcomer = others.pop()
     chunks, usual, longest = list[float](), list[float](), list[float]()
-    waits = [list[float]() for _ in range(3)]
+    waits = [list[float]() for _ in MESSAGES]
     for number in range(ROUNDS + 1):
         chunk = _chunk_s(bed, engine, victim, seed=200 + number)
         _forget(engine, victim, bed, seed=100 + number)
@@ -87,8 +87,8 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
     assert calm_ms.value is not None
     worst = measured(case, "others, beside a FORGET", "longest between tokens", longest, "ms")
     yield worst.at_most(calm_ms.value + chunk_ms.value, bed.full)
-    for arm, samples in zip(("no FORGET", "beside a FORGET", "beside a FORGET, nobody decodes"), waits, strict=True):
-        yield measured(case, f"{MESSAGE}, {arm}", "first token", samples, "ms")
+    for arm, samples in zip(MESSAGES, waits, strict=True):
+        yield measured(case, arm, "first token", samples, "ms")
 
 
 def _chunk_s(bed: Bed, engine: Engine, victim: SequenceId, seed: int) -> float:
