@@ -107,9 +107,9 @@ class Runner:
             parts = [PrefillPart.at_end(min(length, entries), entries, table) for length in lengths]
             size = PassSize.of(parts)
             columns = unpack(upload(pack(parts, size, table), self._device), size)
-            for both in (False, True):
+            for any_turned in (False, True):
                 for expand in (parts, None):
-                    self._packed_pass(columns, both, entries, expand)
+                    self._packed_pass(columns, any_turned, entries, expand)
 
     # ------------------------------------------------------------ decode
 
