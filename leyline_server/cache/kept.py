@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from leyline_server.cache.influence import Influence
-from leyline_server.cache.slots import PENDING, Holder, Slots, SlotTable, indices
+from leyline_server.cache.slots import PENDING, Holder, Slots, SlotTable, distinct, indices
 from leyline_server.edit.rows import Contexts, Ids
 
 EditKey = tuple[int, str]
@@ -46,8 +46,6 @@ class _Kept:
 
 
 class KeptRows:
-    """Joins the slot table's `watch_cached`: whoever watched before is still told, so the tree is made first."""
-
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._kept: dict[int, dict[str, _Kept]] = {}
@@ -58,7 +56,7 @@ class KeptRows:
         # By number: those that wait, each with others that shared a slot with it and waited before.
         self._waiting: dict[int, set[int]] = {}
         self._waits_for = np.zeros(table.num_slots, np.int64)  # who last began to wait for a slot: a number, or 0
-        self._watched_before, table.watch_cached = table.watch_cached, self._now_cached
+        table.watch_cached.append(self._now_cached)
 
     def keep(self, key: EditKey, ids: Ids, slots: Slots, now: int) -> None:
         """Retains the slots under this edit, which is not kept yet. The caller still releases its own references."""
@@ -179,14 +177,11 @@ class KeptRows:
 
     def _now_cached(self, slots: Slots) -> None:
         """No session holds these slots any more: who waits for one of them has something to free."""
-        self._watched_before(slots)
         if self._waiting:
             self._wake(self._waiting_for(slots))
 
     def _waiting_for(self, held: Slots) -> set[int]:
-        numbers = self._waits_for[indices(held)]
-        firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
-        return self._waiting.keys() & firsts.tolist()
+        return self._waiting.keys() & distinct(self._waits_for[indices(held)])
 
     def _wake(self, numbers: Iterable[int]) -> None:
         stack = list(numbers)

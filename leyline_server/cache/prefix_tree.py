@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
-from leyline_server.cache.slots import Holder, Slots, SlotTable, indices
+from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices
 
 Ids = NDArray[np.int32]
 Namespace = tuple[str, ...]
@@ -53,7 +53,7 @@ class PrefixTree:
         self._node_of = np.full(table.num_slots, -1, np.int32)  # the number of the node that names a slot
         # Nodes that may have something to free, by age. An entry may be too young or name a node that is gone.
         self._order: list[tuple[tuple[int, int], int]] = []
-        table.watch_cached = self._now_cached
+        table.watch_cached.append(self._now_cached)
 
     def match(self, namespace: Namespace, ids: Ids, now: int) -> Slots:
         """The slots of the longest prefix of `ids` that is here. The caller retains what it takes."""
@@ -204,9 +204,7 @@ class PrefixTree:
 
     def _now_cached(self, slots: Slots) -> None:
         """No session holds these slots any more: their nodes have something to free."""
-        numbers = self._node_of[indices(slots)]
-        firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
-        for number in set(firsts.tolist()) - {-1}:
+        for number in distinct(self._node_of[indices(slots)]) - {-1}:
             self._queue(self._by_number[number])
 
     def _queue(self, node: _Node) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ class SlotTable:
     """Books of `num_slots` slots. A slot's `written_at` and `context` are written at allocation and at the end
     of the step that fills it, and stay until it is free again.
 
-    watch_cached: called with the slots that caches alone hold from now on, after their last session let go.
+    watch_cached: each is called with the slots that caches alone hold from now on, after their last session let go.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -58,7 +59,7 @@ class SlotTable:
         self._marks = np.zeros(num_slots, np.bool_)  # all false between calls
         self.num_free = num_slots
         self.in_use = 0  # slots that at least one session holds
-        self.watch_cached: Callable[[Slots], None] = lambda slots: None
+        self.watch_cached: list[Callable[[Slots], None]] = []
 
     @property
     def cached(self) -> int:
@@ -106,7 +107,9 @@ class SlotTable:
         if holder is Holder.SESSION:
             self.in_use -= len(left)
             if len(gone) < len(left):
-                self.watch_cached(left[elsewhere].astype(np.int32))
+                now_cached = left[elsewhere].astype(np.int32)
+                for told in self.watch_cached:
+                    told(now_cached)
         return freed
 
     def only_cached(self, slots: Slots) -> NDArray[np.bool_]:
@@ -160,6 +163,12 @@ class SlotTable:
 def indices(slots: Slots) -> NDArray[np.intp]:
     """The same numbers in the type that numpy indexes with: it is several times slower with any other."""
     return slots.astype(np.intp)
+
+
+def distinct(numbers: NDArray[np.integer[Any]]) -> set[int]:
+    """The numbers, each once. Neighbours are mostly equal: a row of the same becomes one before a set is made."""
+    firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
+    return set(firsts.tolist())
 
 
 def _held(slots: Slots) -> Slots:

@@ -206,19 +206,16 @@ class Admission:
             first_divergence=int(pending[0]) if len(pending) else None,
             reason=reason,
         )
+        self._hold(request.old_last)
         try:
             request.row = self._requests.take(rows.slots, delta)
         except Exception as error:  # the device has no memory left
-            if len(request.old_last):
-                state.rows = rows.filled(np.array([len(rows) - 1]), request.old_last)
-                request.old_last = request.old_last[:0]
             self.fail(request, error)
             return
         state.evicted = state.edited = state.cold = False
         request.length, request.pending, request.turned = len(rows), pending, turned > 0
         request.held = rows.slots[rows.slots >= 0]
         self._hold(request.held)
-        self._hold(request.old_last)
         request.reserved -= hits
         self._reserved += request.reserved
         self.running.append(request)

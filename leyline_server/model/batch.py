@@ -76,6 +76,11 @@ class PrefillPart:
     turned: bool
     sampler: Sampler | None
 
+    @property
+    def kv_len(self) -> int:
+        """Entries of its list up to its last token, which sees them all."""
+        return int(self.positions[-1]) + 1 if len(self.positions) else 0
+
     @staticmethod
     def padding(tokens: int, table: RequestTable) -> PrefillPart:
         """Tokens that are all the one entry of the table's padding row, in the spare slot."""
@@ -130,7 +135,7 @@ def pack(parts: Sequence[PrefillPart], size: PassSize, table: RequestTable) -> N
     between = [PrefillPart.padding(0, table)] * (size.parts - len(parts) - (padding > 0))
     every = [*parts, *between, *([spare] if padding else [])]
     lengths = [len(part.ids) for part in every]
-    kv_lengths = [int(part.positions.max(initial=-1)) + 1 for part in every]
+    kv_lengths = [part.kv_len for part in every]
     q_indptr = np.cumsum([0, *lengths])
     columns: dict[str, Any] = {
         "ids": np.concatenate([part.ids for part in every]),
@@ -157,10 +162,15 @@ def unpack(sent: Tensor, size: PassSize) -> dict[str, Tensor]:
     return {name: sent[start:end] for name, start, end in size.spans()}
 
 
+def num_pairs(parts: Sequence[PrefillPart]) -> int:
+    """Pairs of a query and an entry, as if every query saw all of its list."""
+    return sum(len(part.ids) * part.kv_len for part in parts)
+
+
 def lists(parts: Sequence[PrefillPart], table: RequestTable) -> tuple[Tensor, Tensor]:
     """The lists of all parts, one after the other: slots and deltas [N] int32."""
-    spans = [(part.row, int(part.positions[-1]) + 1) for part in parts]
-    slots, delta = (torch.cat([of[row, :n] for row, n in spans]) for of in (table.kv_slots, table.kv_delta))
+    both = (table.kv_slots, table.kv_delta)
+    slots, delta = (torch.cat([of[part.row, : part.kv_len] for part in parts]) for of in both)
     return slots, delta
 
 
@@ -183,11 +193,10 @@ class Form:
         return Form(config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim, handicap)
 
     def expanded(self, parts: Sequence[PrefillPart]) -> bool:
-        kv_lengths = [int(part.positions[-1]) + 1 for part in parts]
-        pairs = sum(len(part.ids) * n for part, n in zip(parts, kv_lengths, strict=True))
+        pairs, entries = num_pairs(parts), sum(part.kv_len for part in parts)
         absorbed = pairs * (2 * self.rank + self.rope)
         own = pairs * (self.nope + self.rope + self.v_head_dim)
-        return absorbed > self.handicap * (own + sum(kv_lengths) * self.rank * (self.nope + self.v_head_dim))
+        return absorbed > self.handicap * (own + entries * self.rank * (self.nope + self.v_head_dim))
 
 
 HANDICAP: Final = {"cpu": 1.0, "cuda": 0.45}

@@ -19,7 +19,18 @@ from leyline_server import sampling
 from leyline_server.cache.pool import Pool, upload
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.model.attention import PoolCache, forward
-from leyline_server.model.batch import Batch, Expanded, Extend, Form, PassSize, PrefillPart, lists, pack, unpack
+from leyline_server.model.batch import (
+    Batch,
+    Expanded,
+    Extend,
+    Form,
+    PassSize,
+    PrefillPart,
+    lists,
+    num_pairs,
+    pack,
+    unpack,
+)
 from leyline_server.model.graphs import Graphs, Pass, batch_sizes
 from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
@@ -186,8 +197,7 @@ class Runner:
     def _captured(self, parts: Sequence[PrefillPart]) -> int | None:
         """The size of the graph that this pass should run in."""
         size = PassSize.of(parts)
-        pairs = sum(len(part.ids) * (int(part.positions[-1]) + 1) for part in parts)
-        if self._extends is None or size.parts >= _EXTEND_PARTS or pairs > _EXTEND_PAIRS:
+        if self._extends is None or size.parts >= _EXTEND_PARTS or num_pairs(parts) > _EXTEND_PAIRS:
             return None
         return self._extends.smallest(size.tokens)
 
@@ -199,7 +209,7 @@ class Runner:
         size = PassSize.of(parts)
         columns = unpack(upload(pack(parts, size, self._table), self._device), size)
         turned = any(part.turned for part in parts)
-        max_len = max(int(part.positions[-1]) for part in parts) + 1
+        max_len = max(part.kv_len for part in parts)
         return self._packed_pass(columns, turned, max_len, parts if self._form.expanded(parts) else None)
 
     def _packed_pass(
