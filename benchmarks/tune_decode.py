@@ -4,7 +4,7 @@
 One attention layer of DeepSeek-V2-Lite's shape, bf16, random weights, scattered slots, pools rotated so that none is
 in the L2 cache. Each tiling is checked against the twin in fp32 before it is timed. TB/s are bytes of rows read once
 over time. A configuration that fails is printed and left out; what doesn't fit into LIMIT_S is skipped, and said.
-`--checks` measures only how often `check_every` should compare deltas, `--hopper` only the kernel of decode_hopper.
+`--builds` measures only what turning costs, in each kernel as it is shipped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ SHARED_BYTES = 227 * 1024
 
 SHAPES = ((16, 32768), (16, 8192), (1, 8192), (1, 32768))
 DELTAS = ("unturned", "uniform", "pieces", "all-different")
-CHECKS = (1, 8, 16)
 EXTENDS = (16, 64, 128)
 EXTEND_OVER = 32768
 
@@ -99,15 +98,9 @@ def binaries(tilings: list[Tiling]) -> list[Tiling]:
     return sorted({replace(t, programs=1) for t in tilings}, key=repr)
 
 
-def checks(tiling: Tiling) -> list[Tiling]:
-    return [replace(tiling, check_every=tiles) for tiles in CHECKS]
-
-
 def compile_all(decodes: list[Tiling], extends: list[Tiling]) -> None:
     jobs = [("decode", turned, t) for t in binaries(decodes) for turned in (True, False)]
     jobs += [("extend", True, t) for t in binaries(extends)]
-    jobs += [("decode", True, t) for t in binaries(checks(gpu_decode.BF16))]
-    jobs += [("extend", turned, t) for t in binaries(checks(gpu_extend.BF16)) for turned in (True, False)]
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         failures = {failure for failure in pool.map(compile_one, jobs) if failure}
     print(f"compiled {len(jobs)} kernels in {passed():.0f} s")
@@ -172,21 +165,19 @@ def tune_extend(copy: float, tilings: list[Tiling]) -> None:
             print(f"  {queries * n * H * 2 * (2 * RANK + ROPE) / results[0][0] / 1e6:.0f} TFLOP/s at best")
 
 
-def tune_checks(copy: float) -> None:
-    """Of what is shipped, every check_every with all kinds of deltas: what turning costs beside not turning."""
+def compare_builds(copy: float) -> None:
+    """What is shipped, with all kinds of deltas; on a Hopper GPU also decode's kernel for other GPUs."""
     for seqs, n in SHAPES:
-        until = deadline(0.3)
         for deltas in DELTAS:
             layers = num_layers(seqs * n)
             inputs = make([n] * seqs, seqs, deltas, layers)
             want = reference.decode(**widened(inputs[0]))
+            for name, tiling in (("shipped", None), ("of any GPU", gpu_decode.BF16)):
 
-            def decode(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs, n: int = n) -> Tensor:
-                return gpu_decode.decode(**inputs[layer], max_len=n, tiling=tiling)
+                def decode(layer: int, inputs: Any = inputs, n: int = n, tiling: Tiling | None = tiling) -> Tensor:
+                    return gpu_decode.decode(**inputs[layer], max_len=n, tiling=tiling)
 
-            each = checks(gpu_decode.BF16)[: 1 if deltas == "unturned" else None]
-            results = list(arms(each, decode, want, layers, until))
-            table(f"decode {seqs} x {n} {deltas}", results, seqs * n * ROW_BYTES, copy)
+                _compared(f"decode {seqs} x {n} {deltas}, {name}", decode, want, layers, seqs * n, copy)
             del inputs, want
     n = EXTEND_OVER
     for queries, deltas in product(EXTENDS, DELTAS):
@@ -194,54 +185,34 @@ def tune_checks(copy: float) -> None:
         inputs = [at_end(args, queries, n) for args in make([n], queries, deltas, layers)]
         want = reference.extend(**widened(inputs[0]))
 
-        def extend(layer: int, tiling: Tiling, inputs: list[dict[str, Any]] = inputs) -> Tensor:
-            return gpu_extend.extend(**inputs[layer], tiling=tiling)
+        def extend(layer: int, inputs: Any = inputs) -> Tensor:
+            return gpu_extend.extend(**inputs[layer])
 
-        each = checks(gpu_extend.BF16)[: 1 if deltas == "unturned" else None]
-        results = list(arms(each, extend, want, layers, deadline(1.0)))
-        table(f"extend {queries} over {n} {deltas}", results, n * ROW_BYTES, copy)
+        _compared(f"extend {queries} over {n} {deltas}", extend, want, layers, n, copy)
 
 
-def try_hopper(copy: float) -> None:
-    """The kernel of decode_hopper beside what is shipped, unmoved keys. It needs Gluon and a Hopper GPU, and a limit on
-    its time from outside: a fault in its barriers would wait for ever."""
-    from benchmarks import decode_hopper
-
-    for seqs, n in SHAPES[:2]:
-        layers = num_layers(seqs * n)
-        inputs = make([n] * seqs, seqs, "unturned", layers)
-        want = reference.decode(**widened(inputs[0]))
-        runs: dict[str, Callable[[int], Tensor]] = {
-            "shipped": lambda layer, inputs=inputs, n=n: gpu_decode.decode(**inputs[layer], max_len=n),
-            "hopper": lambda layer, inputs=inputs, n=n: decode_hopper.decode(**inputs[layer], num_entries=n),
-        }
-        for name, run in runs.items():
-            try:
-                off = relative_error(run(0), want)
-                if not off < TOLERANCE:
-                    print(f"{name} {seqs} x {n} WRONG: off by {off:.1e}")
-                    continue
-                rate = seqs * n * ROW_BYTES / (us := microseconds(run, layers)) / 1e6
-                share = f"{rate:.2f} TB/s {100 * rate / copy:.0f} %"
-                print(f"{name} {seqs} x {n}: off by {off:.1e}, {us:.1f} us {share}", flush=True)
-            except Exception as error:  # printed, and the other is still measured
-                print(f"{name} {seqs} x {n} FAILED: {type(error).__name__}: {error}")
+def _compared(title: str, run: Callable[[int], Tensor], want: Tensor, layers: int, entries: int, copy: float) -> None:
+    off = relative_error(run(0), want)
+    if not off < TOLERANCE:
+        print(f"{title}: WRONG, off by {off:.1e}")
+        return
+    us = microseconds(run, layers)
+    rate = entries * ROW_BYTES / us / 1e6
+    print(f"{title}: off by {off:.1e}, {us:.1f} us, {rate:.2f} TB/s, {100 * rate / copy:.0f} %", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How decode and extend should be tiled, measured.")
-    parser.add_argument("--checks", action="store_true", help="only how often deltas should be compared")
-    parser.add_argument("--hopper", action="store_true", help="only the kernel of decode_hopper, beside decode's")
+    parser.add_argument("--builds", action="store_true", help="only what is shipped, with all kinds of deltas")
     given = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "bf16, H=16 rank=512 rope=64, random weights")
     copy = copy_bandwidth()
     print(f"copy {copy:.2f} TB/s")
-    decodes, extends = ([], []) if given.checks else (decode_tilings(), extend_tilings())
-    parts: list[Callable[[], None]] = [lambda: compile_all(decodes, extends), lambda: tune_checks(copy)]
-    if not given.checks:
-        parts += [lambda: tune_decode(copy, decodes), lambda: tune_extend(copy, extends)]
-    if given.hopper:
-        parts = [lambda: try_hopper(copy)]
+    parts: list[Callable[[], None]] = [lambda: compare_builds(copy)]
+    if not given.builds:
+        decodes, extends = decode_tilings(), extend_tilings()
+        parts += [lambda: compile_all(decodes, extends), lambda: tune_decode(copy, decodes)]
+        parts += [lambda: tune_extend(copy, extends)]
     for part in parts:
         try:
             part()

@@ -144,8 +144,7 @@ def table(title: str, results: list[tuple[float, Tiling]], size_bytes: int, copy
         rate = size_bytes / us / 1e6
         print(
             f"  {us:8.1f} us {rate:5.2f} TB/s {100 * rate / copy:4.0f} %  m{t.block_m} n{t.block_n} "
-            f"warps {t.num_warps} stages {t.num_stages} programs {t.programs} min_tiles {t.min_tiles} "
-            f"check_every {t.check_every}"
+            f"warps {t.num_warps} stages {t.num_stages} programs {t.programs} min_tiles {t.min_tiles}"
         )
     return [t for _, t in results]
 

@@ -41,11 +41,11 @@ def queries(lens: tuple[int, ...], counts: tuple[int, ...], device: str) -> tupl
     return torch.tensor([0, *counts], device=device).cumsum(0).int(), torch.cat(index).int()
 
 
-def tiling(programs: int, check_every: int = 1) -> Any:
+def tiling(programs: int) -> Any:
     """The smallest tiles, and so many programs on the interpreter's one processor."""
     from leyline_kernels.gpu.split import Tiling
 
-    return Tiling(16, num_warps=4, num_stages=1, programs=programs, min_tiles=1, check_every=check_every)
+    return Tiling(16, num_warps=4, num_stages=1, programs=programs, min_tiles=1)
 
 
 @pytest.fixture
@@ -131,10 +131,9 @@ RUNS = {
 """Lengths, and the entries of the whole line at which another delta begins."""
 
 
-@pytest.mark.parametrize("check_every", [1, 2, 8])
 @pytest.mark.parametrize("where", RUNS)
 def test_runs_of_one_delta_wherever_they_end(
-    where: str, check_every: int, batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
+    where: str, batch: MakeBatch, kernels: Any, relative_error: Measure, device: str
 ) -> None:
     lens, borders = RUNS[where]
     b = batch(lens, heads=2, rope=32)
@@ -150,7 +149,7 @@ def test_runs_of_one_delta_wherever_they_end(
     want = reference.decode(**b.args())
     last = {"q_indptr": torch.arange(len(lens) + 1, device=device).int(), "q_index": (b.kv_len - 1).clamp(min=0)}
     for programs in (1, 3):
-        each = tiling(programs, check_every)
+        each = tiling(programs)
         assert relative_error(kernels.decode(**b.args(), tiling=each), want) < TIGHT
         assert relative_error(kernels.extend(**b.args(), **last, tiling=each), want) < TIGHT
     if borders:
@@ -160,14 +159,12 @@ def test_runs_of_one_delta_wherever_they_end(
         assert off > 100 * TIGHT, "borders one entry too late"
 
 
-@pytest.mark.parametrize("check_every", [1, 2])
-def test_halves_of_registers(check_every: int, batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
-    """A query of 16 bits is carried as 32 of two numbers; fp16, because the interpreter can't multiply bf16."""
+def test_16_bits(batch: MakeBatch, kernels: Any, relative_error: Measure) -> None:
+    """fp16, because the interpreter can't multiply bf16."""
     for deltas in ("pieces", "uniform"):
         b = batch((40, 70), deltas=deltas, dtype=torch.float16)
         want = reference.decode(**b.args())
-        got = kernels.decode(**b.args(), tiling=tiling(2, check_every))
-        assert relative_error(got, want) < 2e-3
+        assert relative_error(kernels.decode(**b.args(), tiling=tiling(2)), want) < 2e-3
         assert relative_error(reference.decode(**b.but(kv_delta=b.kv_delta + 1).args()), want) > WRONG
 
 

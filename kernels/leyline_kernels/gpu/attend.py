@@ -4,8 +4,7 @@ Knows rows (one head of one query), not sequences: each row brings its last visi
 
 A score needs the angle between query and key alone: R(d) k . q = k . R(-d) q. Edits move long runs of entries by one
 delta, so nearly every tile has one, mostly that of the tile before: the query is turned by -delta once and kept, and
-such a tile costs a comparison. A tile of several deltas turns its keys. With CHECK_EVERY > 1 the comparison is made
-for so many tiles at once; only where they have several deltas does each tile compare its own.
+such a tile costs a comparison. A tile of several deltas turns its keys.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # The values inside a Triton kernel have no static types.
@@ -32,31 +31,13 @@ def _least_and_most(by, counts):
 
 
 @triton.jit
-def _pack(q, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """[BLOCK_M, 2 * BLOCK_HALF] of 16 bits as [BLOCK_M, BLOCK_HALF] of 32; anything else as it is."""
-    if q.dtype.primitive_bitwidth != 16:
-        return q
-    even, odd = tl.split(tl.reshape(q.to(tl.uint16, bitcast=True), [BLOCK_M, BLOCK_HALF, 2]))
-    return even.to(tl.uint32) | (odd.to(tl.uint32) << 16)
-
-
-@triton.jit
-def _unpack(packed, dtype: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """What `_pack` packed."""
-    if dtype.primitive_bitwidth != 16:
-        return packed
-    both = tl.join((packed & 0xFFFF).to(tl.uint16), (packed >> 16).to(tl.uint16))
-    return tl.reshape(both, [BLOCK_M, 2 * BLOCK_HALF]).to(dtype, bitcast=True)
-
-
-@triton.jit
 def attend(
     q_latent, q_pe, exists, last,
     lo, hi,
     c_kv, stride_c, k_pe, stride_k, slots, deltas, inv_freq, scale_log2,
     RANK: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    CHECK_EVERY: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of BLOCK_M rows over the entries [lo, hi) of one sequence.
 
@@ -75,20 +56,7 @@ def attend(
     has_pe = exists[:, None] & in_rope
     # The rotary query as it meets the keys: turned by -stands.
     stands = 0
-    CHUNK: tl.constexpr = CHECK_EVERY * BLOCK_N
-    if TURNED and CHECK_EVERY > 1:
-        # What a loop carries in the layout of a load passes through shared memory in each round. The compiler carries
-        # this in the layout of a dot's operand only if every load of it stands in a branch; halves of registers, in
-        # whole ones.
-        packed = _pack(tl.zeros([BLOCK_M, 2 * BLOCK_HALF], dtype=q_pe.dtype.element_ty), BLOCK_M, BLOCK_HALF)
-        if lo < hi:
-            packed = _pack(tl.load(q_pe_at, mask=has_pe, other=0.0), BLOCK_M, BLOCK_HALF)
-        mixed = False
-        # Of the next chunk, read while this one is worked on.
-        chunk = tl.arange(0, CHUNK)
-        ahead = tl.load(deltas + lo + chunk, mask=chunk < hi - lo, other=0)
-    else:
-        q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
+    q_turned = tl.load(q_pe_at, mask=has_pe, other=0.0)
 
     out = tl.zeros([BLOCK_M, BLOCK_RANK], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -98,7 +66,7 @@ def attend(
     # deltas are read a tile ahead, so that no load of this tile waits for another.
     index = lo + tl.arange(0, BLOCK_N)
     slot = tl.load(slots + index, mask=index < hi, other=0)
-    if TURNED and CHECK_EVERY == 1:
+    if TURNED:
         delta = tl.load(deltas + index, mask=index < hi, other=0)
 
     for start in range(lo, hi, BLOCK_N):
@@ -111,41 +79,8 @@ def attend(
         slot = tl.load(slots + following, mask=following < hi, other=0)
 
         score = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        if TURNED and CHECK_EVERY > 1:
-            # Branches that are seldom taken, side by side rather than nested: see above. Other expressions than those
-            # of the loads above, lest the pipeline keep its masks for them.
-            opens = (start - lo) % CHUNK == 0
-            left = hi - start
-            n = tl.arange(0, BLOCK_N)
-            least, most = stands, stands
-            if opens | mixed:
-                if opens:
-                    chunk = tl.arange(0, CHUNK)
-                    least, most = _least_and_most(ahead, chunk < left)
-                    mixed = least != most
-                    ahead = tl.load(deltas + start + CHUNK + chunk, mask=chunk < left - CHUNK, other=0)
-                if mixed:
-                    by = tl.load(deltas + start + n, mask=n < left, other=0)
-                    least, most = _least_and_most(by, n < left)
-            if (least != stands) | (most != stands):
-                unturned = tl.load(q_pe_at, mask=has_pe, other=0.0)
-                back = angles(tl.zeros([1], tl.int32) - least, inv_freq, ROPE, BLOCK_HALF)
-                turned = turn(unturned, tl.cos(back), tl.sin(back), BLOCK_M, BLOCK_HALF, INTERLEAVED)
-                # In a tile of several deltas 0, which adds nothing below.
-                turned = tl.where(least == most, turned, 0.0).to(q_pe.dtype.element_ty)
-                packed = _pack(turned, BLOCK_M, BLOCK_HALF)
-                stands = tl.where(least == most, least, NO_DELTA)
-            if least != most:
-                unturned = tl.load(q_pe_at, mask=has_pe, other=0.0)
-                by = tl.load(deltas + start + n, mask=n < left, other=0)
-                at = tl.load(slots + start + n, mask=n < left, other=0).to(tl.int64)[:, None]
-                keys = tl.load(k_pe + at * stride_k + pe_at[None, :], mask=(n < left)[:, None] & in_rope, other=0.0)
-                angle = angles(by, inv_freq, ROPE, BLOCK_HALF)
-                keys = turn(keys, tl.cos(angle), tl.sin(angle), BLOCK_N, BLOCK_HALF, INTERLEAVED)
-                score = tl.dot(unturned, tl.trans(keys), input_precision=PRECISION)
-            q_turned = _unpack(packed, q_pe.dtype.element_ty, BLOCK_M, BLOCK_HALF)
         score = tl.dot(q_turned, tl.trans(k), acc=score, input_precision=PRECISION)
-        if TURNED and CHECK_EVERY == 1:
+        if TURNED:
             # Rare, so it reads the tile's keys again: as long as they have no use but the product above, they are
             # loaded ahead as c is.
             if tl.max((valid & (delta != stands)).to(tl.int32), axis=0) != 0:

@@ -1,7 +1,7 @@
 """Decode: one query per sequence, all its heads (or a group of them) as the rows of one block.
 
 Each key tile is read once for all heads of the block. See `split` for how the entries of all sequences are shared
-out to the programs.
+out to the programs. A Hopper GPU has a kernel of its own for the shapes of DeepSeek's models: `decode_hopper`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # The values inside a Triton kernel have no static types.
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leyline_kernels.gpu import decode_hopper
 from leyline_kernels.gpu.attend import LOG2_E, attend
 from leyline_kernels.gpu.pairs import MIN_DOT, interleaved, require_contiguous_rows
 from leyline_kernels.gpu.split import (
@@ -50,7 +51,7 @@ def _decode_kernel(
     c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, CHECK_EVERY: tl.constexpr, MIN_TILES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_SEQS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +81,7 @@ def _decode_kernel(
             (at - seq_begin) * BLOCK_N, tl.minimum((stop - seq_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
             RANK, ROPE, INTERLEAVED, TURNED, BLOCK_H, BLOCK_N, BLOCK_RANK, BLOCK_HALF,
-            CHECK_EVERY, PRECISION,
+            PRECISION,
         )  # fmt: skip
         whole = (at == seq_begin) & (stop == seq_end)
         store_rows(
@@ -124,7 +125,8 @@ def decode(
     max_len: int | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """See `leyline_kernels.decode`. tiling: instead of the one measured to be fastest (tests, tuning)."""
+    """See `leyline_kernels.decode`. tiling: of the kernel in this file, instead of what was measured to be fastest
+    (tests, tuning)."""
     require_contiguous_rows(q_latent=q_latent, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe)
     num_seqs, num_heads, rank = q_latent.shape
     rope = q_pe.shape[-1]
@@ -134,8 +136,10 @@ def decode(
 
     fp32 = q_latent.dtype == torch.float32
     block_h = MIN_DOT if fp32 else max(MIN_DOT, min(64, triton.next_power_of_2(num_heads)))
+    hopper = tiling is None and decode_hopper.supports(q_latent, q_pe)
     if tiling is None:
         tiling = FP32 if fp32 else BF16 if block_h == MIN_DOT else BF16_MANY_HEADS
+        tiling = decode_hopper.TILING if hopper else tiling
     head_groups = triton.cdiv(num_heads, block_h)
     num_programs = max(1, tiling.programs * num_processors(q_latent.device) // head_groups)
     if max_len is not None:
@@ -148,17 +152,22 @@ def decode(
         "BLOCK_N": tiling.block_n,
         "BLOCK_SEQS": max(64, triton.next_power_of_2(num_seqs)),  # one binary for most batches
     }
-    _decode_kernel[(num_programs, head_groups)](
+    args = (
         q_latent, q_latent.stride(0), q_latent.stride(1), q_pe, q_pe.stride(0), q_pe.stride(1),
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
         kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
         out_latent, part, part_lse,
-        ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None, CHECK_EVERY=tiling.check_every,
-        BLOCK_H=block_h,
-        BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
-        BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **line,
     )  # fmt: skip
+    how = line | {"ROPE": rope, "INTERLEAVED": interleaved(layout), "TURNED": kv_delta is not None}
+    if hopper:
+        decode_hopper.launch(num_programs, *args, **how)
+    else:
+        _decode_kernel[(num_programs, head_groups)](
+            *args, **how, BLOCK_H=block_h,
+            BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
+            BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),
+            PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        )  # fmt: skip
     block_parts, block_cols = join_blocks(num_seqs * num_heads, rank)
     _join_kernel[(num_seqs, num_heads, triton.cdiv(rank, block_cols))](
         kv_len, num_seqs, num_programs, out_latent, part, part_lse,

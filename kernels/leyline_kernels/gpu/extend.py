@@ -53,7 +53,7 @@ def _extend_kernel(
     c_kv, stride_c, k_pe, stride_k, kv_start, kv_len, kv_slots, kv_delta, inv_freq, scale_log2, num_seqs,
     out_latent, part, part_lse,
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, CHECK_EVERY: tl.constexpr, MIN_TILES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TURNED: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SEQS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -91,7 +91,7 @@ def _extend_kernel(
             (at - block_begin) * BLOCK_N, tl.minimum((stop - block_begin) * BLOCK_N, num_entries),
             c_kv, stride_c, k_pe, stride_k, kv_slots + begin, kv_delta + begin, inv_freq, scale_log2,
             RANK, ROPE, INTERLEAVED, TURNED, BLOCK_M, BLOCK_N, BLOCK_RANK, BLOCK_HALF,
-            CHECK_EVERY, PRECISION,
+            PRECISION,
         )  # fmt: skip
         whole = (at == block_begin) & (stop == block_begin + seq_tiles)
         store_rows(
@@ -168,7 +168,7 @@ def extend(
         c_kv, c_kv.stride(0), k_pe, k_pe.stride(0),
         kv_start, kv_len, kv_slots, kv_slots if kv_delta is None else kv_delta, inv_freq, scale * LOG2_E, num_seqs,
         out_latent, part, part_lse,
-        ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None, CHECK_EVERY=tiling.check_every,
+        ROPE=rope, INTERLEAVED=interleaved(layout), TURNED=kv_delta is not None,
         BLOCK_H=block_h,
         BLOCK_RANK=max(MIN_DOT, triton.next_power_of_2(rank)),
         BLOCK_HALF=max(MIN_DOT // 2, triton.next_power_of_2(rope // 2)),

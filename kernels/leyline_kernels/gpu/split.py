@@ -36,8 +36,6 @@ class Tiling:
     """A program takes at least so many tiles: fewer parts to join when there is little to do."""
     block_m: int = 16
     """Rows of a block, a power of two of at least 16: queries x heads in extend. Decode takes its heads as they are."""
-    check_every: int = 1
-    """Tiles whose deltas are compared at once with the one that the query stands for, a power of two."""
 
 
 @triton.jit
