@@ -8,6 +8,7 @@ one: a traceback stands in the place of its figures. `--smoke`: tiny, without ti
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 import traceback
@@ -23,6 +24,7 @@ from torch.nn.functional import linear
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts
 
+from benchmarks.timing import call_times
 from leyline_kernels import reference
 from leyline_kernels.gpu import experts as gpu
 from leyline_server.model.fused import fuse
@@ -91,28 +93,12 @@ def routed(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def graph_us(calls: list[Callable[[], Any]]) -> float:
-    """Microseconds a call: the median of replays of a graph that makes them all one after another."""
+    """Microseconds a call: the median of making them all one after another."""
     if SMOKE:
         calls[0]()
         return float("nan")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-    graph.replay()
-    took = []
-    for _ in range(9):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        took.append(start.elapsed_time(end))
-    del kept
-    return sorted(took)[4] * 1e3 / len(calls)
+    times = call_times(lambda index: calls[index](), torch.device(DEVICE), n=9, calls=len(calls))
+    return 1e6 * statistics.median(times)
 
 
 def bytes_read(inputs: list[tuple[Tensor, Tensor, Tensor]]) -> float:

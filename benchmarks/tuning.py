@@ -4,6 +4,7 @@ a sweep, each checked against the twin in fp32 before it is timed. Knows no kern
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import timing
+from benchmarks.timing import call_times
 from leyline_kernels.gpu.split import Tiling
 
 H, RANK, ROPE = 16, 512, 64
@@ -82,27 +85,9 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def microseconds(run: Callable[[int], Any], layers: int) -> float:
-    """Median over replays of a CUDA graph of at least four calls, each on the next layer."""
-    calls = max(4, layers)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run(0)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in range(calls):
-            run(call % layers)
-    graph.replay()
-    times = []
-    for _ in range(7):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return sorted(times)[len(times) // 2]
+    """Median of a call, each on the next layer."""
+    times = call_times(lambda call: run(call % layers), torch.device(DEVICE), n=7, calls=max(4, layers))
+    return 1e6 * statistics.median(times)
 
 
 def deadline(share: float) -> float:
@@ -150,6 +135,5 @@ def table(title: str, results: list[tuple[float, Tiling]], size_bytes: int, copy
 
 
 def copy_bandwidth() -> float:
-    """TB/s, read and written, of a kernel that copies: it is faster than torch's copy_, which is a memcpy."""
-    source, target = torch.ones(2, 2**29, dtype=torch.bfloat16, device=DEVICE)
-    return 2 * 2**30 / microseconds(lambda _: torch.add(source, 0.0, out=target), 1) / 1e6
+    """TB/s, read and written."""
+    return statistics.median(timing.copy_bandwidth(torch.device(DEVICE), 2**30)) / 1e12
