@@ -81,7 +81,7 @@ class SlotTable:
 
     def retain(self, slots: Slots, holder: Holder) -> None:
         """Adds one reference of `holder` to every slot of the list; PENDING is passed over."""
-        held, counts = _counted(slots)
+        held, counts = counted(slots)
         own, other = self._refs[holder], self._refs[1 - holder]
         before = own[held]
         fresh = held[before == 0]
@@ -92,7 +92,7 @@ class SlotTable:
 
     def release(self, slots: Slots, holder: Holder) -> Slots:
         """Takes one reference of `holder` from every slot; returns those that became free, ascending."""
-        held, counts = _counted(slots)
+        held, counts = counted(slots)
         own, other = self._refs[holder], self._refs[1 - holder]
         after = own[held] - counts
         assert np.all(after >= 0), "released more often than held"
@@ -118,12 +118,12 @@ class SlotTable:
 
     def last_session(self, slots: Slots) -> int:
         """How many of the slots one session's `release` takes out of use. A list may hold a slot in two places."""
-        held, counts = _counted(slots)
+        held, counts = counted(slots)
         return int(np.count_nonzero(self._refs[Holder.SESSION][held] == counts))
 
     def falls(self, parts: Sequence[Slots]) -> list[int]:
         """The fall of slots in use when one session releases these lists one after another: of each."""
-        if len(parts) > 1 and not isinstance(_counted(np.concatenate(parts))[1], int):
+        if len(parts) > 1 and not isinstance(counted(np.concatenate(parts))[1], int):
             upto = [self.last_session(np.concatenate(parts[: index + 1])) for index in range(len(parts))]
             return [fall - before for fall, before in zip(upto, [0, *upto], strict=False)]
         return [self.last_session(part) for part in parts]
@@ -176,8 +176,11 @@ def _held(slots: Slots) -> Slots:
     return slots if not len(slots) or slots.min() >= 0 else slots[slots >= 0]
 
 
-def _counted(slots: Slots) -> tuple[NDArray[np.intp], NDArray[np.int32] | int]:
-    """The slots of a list, each once and ascending, and how often each is in it: nearly always once."""
+def counted(slots: Slots) -> tuple[NDArray[np.intp], NDArray[np.int32] | int]:
+    """The slots of a list, each once and ascending, and how often each is in it: nearly always once.
+
+    np.unique takes 10 ms for 32k numbers, this 0.1.
+    """
     held = _held(slots)
     if not (held[1:] > held[:-1]).all():
         held = np.sort(held)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import PENDING, OutOfSlots, Slots
+from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.sequence import SequenceState
@@ -108,7 +108,7 @@ class Admission:
             last = len(state.rows) - 1
             assert state.rows.slots[last] == PENDING
             state.rows = state.rows.filled(np.array([last]), request.old_last)
-            self._unhold(request.old_last)
+            self._unhold(indices(request.old_last))
             request.old_last = request.old_last[:0]
         if request.row is not None:
             self.running.remove(request)
@@ -129,7 +129,7 @@ class Admission:
         """The last entry was computed anew: its old row goes."""
         old, request.old_last = request.old_last, request.old_last[:0]
         if len(old):
-            self._unhold(old)
+            self._unhold(indices(old))
             self._cache.release(old)
 
     def allocate(self, positions: NDArray[np.int32]) -> Slots:
@@ -161,19 +161,23 @@ class Admission:
             return False
         free = self._cache.table.num_slots - self._num_held - self._reserved
         slots = np.concatenate([request.sequence.rows.slots for request in requests])
-        fresh = slots[(slots >= 0) & (self._held_by[slots] == 0)]
+        fresh = slots[(slots >= 0) & (self._held_by[indices(slots)] == 0)]
         needs = sum(request.needs for request in requests)
         # Lists may share slots: what looks too much is counted again.
-        return len(fresh) + needs <= free or len(np.unique(fresh)) + needs <= free
+        return len(fresh) + needs <= free or len(counted(fresh)[0]) + needs <= free
 
-    def _hold(self, slots: Slots) -> None:
-        # A list may hold a slot twice: an indexed += counts it once, and so does the -= at the end.
-        self._num_held += len(np.unique(slots[self._held_by[slots] == 0]))
-        self._held_by[slots] += 1
+    def _hold(self, slots: Slots) -> NDArray[np.intp]:
+        """One more running request holds these slots. Returns them, each once."""
+        held, _ = counted(slots)
+        before = self._held_by[held]
+        self._held_by[held] = before + 1
+        self._num_held += int(np.count_nonzero(before == 0))
+        return held
 
-    def _unhold(self, slots: Slots) -> None:
-        self._held_by[slots] -= 1
-        self._num_held -= len(np.unique(slots[self._held_by[slots] == 0]))
+    def _unhold(self, held: NDArray[np.intp]) -> None:
+        after = self._held_by[held] - 1
+        self._held_by[held] = after
+        self._num_held -= int(np.count_nonzero(after == 0))
 
     def _start(self, request: LocalRequest) -> None:
         state = request.sequence
@@ -214,8 +218,7 @@ class Admission:
             return
         state.evicted = state.edited = state.cold = False
         request.length, request.pending, request.turned = len(rows), pending, turned > 0
-        request.held = rows.slots[rows.slots >= 0]
-        self._hold(request.held)
+        request.held = self._hold(rows.slots)
         request.reserved -= hits
         self._reserved += request.reserved
         self.running.append(request)
@@ -245,7 +248,8 @@ class Admission:
             return False
         state = min(idle, key=lambda s: s.used)
         gone = state.rows.slots
-        state.lost = np.union1d(state.lost, self._cache.table.context[gone[gone >= 0]])
+        lost = np.sort(np.concatenate([state.lost, self._cache.table.context[gone[gone >= 0]]]))
+        state.lost = lost[np.diff(lost, prepend=np.uint64(0)) != 0]  # each once; 0 is of no text
         state.rows = state.rows.pending_from(0)
         state.evicted = True
         self._cache.release(gone)

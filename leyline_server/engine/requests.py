@@ -40,7 +40,7 @@ class LocalRequest:
     old_last: Slots = field(default_factory=lambda: np.zeros(0, np.int32))
     # Since it was admitted:
     row: int | None = None  # of the request table
-    held: Slots = field(default_factory=lambda: np.zeros(0, np.int32))  # slots of its list then
+    held: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))  # slots of its list then, each once
     reserved: int = 0  # slots it was promised beyond those
     length: int = 0  # entries of its list then
     pending: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # indices, ascending
