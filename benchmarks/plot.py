@@ -110,6 +110,7 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "decode_kernel": ("decode", "kernel", ("bandwidth", "time")),
     "decode_step": ("decode", "step", ("step",)),
     "prefill": ("prefill", "", ("first token",)),
+    "forms": ("forms", "", ("first token of 16", "first token of 64", "first token of 256", "first token of 1024")),
     "splice": ("splice", "edit", ("call", "in the server")),
     "splice_first_token": ("splice", "first token", ("first token",)),
     "streams": ("streams", "", ("step",)),

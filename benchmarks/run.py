@@ -25,7 +25,7 @@ from benchmarks.bench import Bench
 from benchmarks.record import Recorder, chosen
 from benchmarks.registry import SHAPES, Bed
 
-NAMES = ("rotate", "decode", "prefill", "splice", "streams", "interference", "paper_table", "traces")
+NAMES = ("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -96,14 +96,29 @@ class PrefillPart:
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """Tokens and parts of a packed pass. A graph's are fixed, and hold what is smaller."""
+    """Tokens, parts and, in the expanded form, entries of a packed pass; 0 entries say that it is absorbed.
+
+    A graph's are fixed, and hold what is smaller.
+    """
 
     tokens: int
     parts: int
+    entries: int = 0
 
     @staticmethod
-    def of(parts: Sequence[PrefillPart]) -> PassSize:
-        return PassSize(sum(len(part.ids) for part in parts), len(parts))
+    def of(parts: Sequence[PrefillPart], expanded: bool) -> PassSize:
+        entries = sum(part.kv_len for part in parts) if expanded else 0
+        return PassSize(sum(len(part.ids) for part in parts), len(parts), entries)
+
+    def holds(self, other: PassSize) -> bool:
+        """Whether the other pass, and padding of one part and one entry, is one of this size in the same form."""
+        same_form = bool(self.entries) == bool(other.entries)
+        return (
+            same_form
+            and self.tokens >= other.tokens
+            and self.parts > other.parts
+            and (self.entries > other.entries or not self.entries)
+        )
 
     @property
     def columns(self) -> dict[str, int]:
@@ -167,11 +182,15 @@ def num_pairs(parts: Sequence[PrefillPart]) -> int:
     return sum(len(part.ids) * part.kv_len for part in parts)
 
 
-def lists(parts: Sequence[PrefillPart], table: RequestTable) -> tuple[Tensor, Tensor]:
-    """The lists of all parts, one after the other: slots and deltas [N] int32."""
-    both = (table.kv_slots, table.kv_delta)
-    slots, delta = (torch.cat([of[part.row, : part.kv_len] for part in parts]) for of in both)
-    return slots, delta
+def lists(kv_start: Tensor, kv_indptr: Tensor, entries: int, table: RequestTable) -> tuple[Tensor, Tensor]:
+    """The lists of all parts, one after the other: slots and deltas [entries] int32. Behind them stands padding, the
+    spare slot. kv_start [P], kv_indptr [P + 1] int32: where they are in the table, and here."""
+    entry = torch.arange(entries, dtype=torch.int32, device=kv_indptr.device)
+    part = torch.searchsorted(kv_indptr[1:], entry, right=True)
+    in_list = part < len(kv_start)
+    part = part.clamp(max=len(kv_start) - 1)
+    at = torch.where(in_list, kv_start.long()[part] - kv_indptr[part] + entry, table.num_rows * table.width)
+    return table.kv_slots.view(-1)[at], table.kv_delta.view(-1)[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +211,8 @@ class Form:
     def of(config: Any, handicap: float) -> Form:
         return Form(config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim, handicap)
 
-    def expanded(self, parts: Sequence[PrefillPart]) -> bool:
-        pairs, entries = num_pairs(parts), sum(part.kv_len for part in parts)
+    def expands(self, pairs: int, entries: int) -> bool:
+        """Whether so many pairs of a query and an entry are cheaper in the expanded form of so many entries."""
         absorbed = pairs * (2 * self.rank + self.rope)
         own = pairs * (self.nope + self.rope + self.v_head_dim)
         return absorbed > self.handicap * (own + entries * self.rank * (self.nope + self.v_head_dim))

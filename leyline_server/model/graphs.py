@@ -1,4 +1,4 @@
-"""Forward passes as CUDA graphs, one for each of a few sizes.
+"""Forward passes as CUDA graphs, one for each of some sizes.
 
 Owns the capture. What a pass reads, how a smaller one is padded, and what its outputs mean is its caller's.
 One set of graphs serves all lists: whether a key is turned is decided inside the attention kernels, tile by tile.
@@ -6,8 +6,8 @@ One set of graphs serves all lists: whether a key is turned is decided inside th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,25 +18,28 @@ Pass = Callable[[Tensor], tuple[Tensor, ...]]
 """inputs [n] int32 -> outputs. Must not ask the host for anything."""
 
 
-class Graphs:
-    """`sizes`, ascending, are those that may be captured."""
+Size = TypeVar("Size", bound=Hashable)
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+
+class Graphs(Generic[Size]):
+    """`sizes`, the one to prefer first, are those that may be captured."""
+
+    def __init__(self, sizes: Sequence[Size], device: torch.device) -> None:
         self.sizes = sizes
         self._device = device
         self._memory = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[Size, _Graph] = {}
 
-    def capture(self, size: int, example: NDArray[np.int32], run: Pass) -> None:
+    def capture(self, size: Size, example: NDArray[np.int32], run: Pass) -> None:
         """`example` is an input that changes nothing. The largest size first: the others fit into its memory."""
         self._graphs[size] = _Graph(torch.from_numpy(example).to(self._device), run, self._memory, self._side)
 
-    def smallest(self, size: int) -> int | None:
-        """The size of the graph that holds this one; None if none does."""
-        return next((captured for captured in self.sizes if captured >= size and captured in self._graphs), None)
+    def first(self, holds: Callable[[Size], bool]) -> Size | None:
+        """The first size of those captured that holds a pass; None if none does."""
+        return next((size for size in self.sizes if size in self._graphs and holds(size)), None)
 
-    def replay(self, size: int, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
+    def replay(self, size: Size, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
         """The tensors returned are the graph's own: its next replay overwrites them."""
         return self._graphs[size].replay(inputs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -36,11 +37,13 @@ from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import Sampler
 
 _UNFORCED: Final = -1
-_EXTEND_SIZES: Final = (*range(8, 129, 8), *range(160, 257, 32))
-_EXTEND_PARTS: Final = 16
-_EXTEND_PAIRS: Final = 1 << 22
-"""Short prefill passes run as graphs: up to so many tokens, parts (one of them padding), and pairs of query and entry.
-Launched by hand, 64 tokens over 32k of V2-Lite's shape take 40 to 57 ms, for 19 of which an H200 is busy."""
+_ABSORBED: Final = tuple(PassSize(tokens, 16) for tokens in (*range(8, 129, 8), *range(160, 257, 32)))
+_EXPANDED_TOKENS: Final = (64, 128, 256, 512, 768, 1024, 2048)
+_EXPANDED_ENTRIES: Final = (4096, 8192, 16384, 24576, 32768, 49152, 65536, 131072)
+_EXPANDED_PARTS: Final = 4
+_EXPANDED_PAIRS: Final = 1 << 25
+"""Prefill passes that run as graphs, one of their parts being padding. Launched by hand a pass takes the host 40 ms:
+V2-Lite's shape keeps an H200 busy for as long with about so many pairs of token and entry."""
 _WARM_UP: Final = ((8,), (32,), (200,), (300,), (600,), (2048,), (50,) * 2, (25,) * 4, (13,) * 16)
 _WARM_UP_ENTRIES: Final = 1 << 15
 """Tokens of the parts of passes that take between them every path of those that are launched by hand: absorbed and
@@ -89,10 +92,10 @@ class Runner:
     """`vocab` bounds the ids that are sampled. `form` chooses between the forms of attention."""
 
     def __init__(self, model: LoadedModel, pool: Pool, table: RequestTable, vocab: int, form: Form) -> None:
-        self._model, self._pool, self._table, self._vocab, self._form = model, pool, table, vocab, form
+        self._model, self._pool, self._table, self._vocab, self.form = model, pool, table, vocab, form
         self._device = pool.c_kv.device
-        self._decodes: Graphs | None = None
-        self._extends: Graphs | None = None
+        self._decodes: Graphs[int] | None = None
+        self._prefills: Graphs[PassSize] | None = None
         self.draw = sampling.draw
 
     @torch.inference_mode()
@@ -105,9 +108,9 @@ class Runner:
         if self._device.type == "cpu":
             return
         table = self._table
-        self._extends = Graphs([size for size in _EXTEND_SIZES if size <= table.width], self._device)
-        for tokens in reversed(self._extends.sizes):
-            self._extends.capture(tokens, pack([], _extend_size(tokens), table), self._extend_pass(tokens, turned))
+        self._prefills = Graphs(self._captured_sizes(), self._device)
+        for shape in reversed(self._prefills.sizes):
+            self._prefills.capture(shape, pack([], shape, table), self._whole_prefill_pass(shape, turned))
         self._decodes = Graphs(batch_sizes(table.num_rows), self._device)
         for batch in reversed(self._decodes.sizes):
             self._decodes.capture(
@@ -116,11 +119,23 @@ class Runner:
         for lengths in _WARM_UP:
             entries = min(table.width, _WARM_UP_ENTRIES // len(lengths))
             parts = [PrefillPart.at_end(min(length, entries), entries, table) for length in lengths]
-            size = PassSize.of(parts)
-            columns = unpack(upload(pack(parts, size, table), self._device), size)
-            for any_turned in (False, True):
-                for expand in (parts, None):
-                    self._packed_pass(columns, any_turned, entries, expand)
+            for expanded, any_turned in product((False, True), repeat=2):
+                self._pass_by_hand(parts, expanded, any_turned)
+
+    def _captured_sizes(self) -> list[PassSize]:
+        """Of prefill passes: the one to prefer first."""
+        longest = self._table.width + 1  # and an entry of padding
+        entries = sorted({min(size, longest) for size in _EXPANDED_ENTRIES})
+        grid = [PassSize(tokens, _EXPANDED_PARTS, n) for tokens in _EXPANDED_TOKENS for n in entries]
+        expanded = [
+            size
+            for size in grid
+            if size.tokens <= size.entries
+            and size.tokens * size.entries <= _EXPANDED_PAIRS
+            and self.form.expands(size.tokens * size.entries, size.entries)
+        ]
+        absorbed = [size for size in _ABSORBED if size.tokens <= self._table.width]
+        return absorbed + sorted(expanded, key=lambda size: size.tokens * size.entries)
 
     # ------------------------------------------------------------ decode
 
@@ -130,7 +145,7 @@ class Runner:
         columns = [[s.row, s.position, s.slot, _UNFORCED if s.forced is None else s.forced] for s in shares]
         inputs = np.array(columns, np.int32).T
         if self._decodes is not None:
-            size = self._decodes.smallest(len(shares))
+            size = self._decodes.first(lambda size: size >= len(shares))
             assert size is not None, "more requests than rows of the request table"
             outputs = self._decodes.replay(size, self._padded(inputs, size))
             logits, tokens, finite, rows = (output[: len(shares)] for output in outputs)
@@ -181,12 +196,15 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, parts: Sequence[PrefillPart]) -> Outcome:
         """Any number of pending entries of each request, packed."""
-        size = self._captured(parts)
-        if size is not None and self._extends is not None:
-            outputs = self._extends.replay(size, pack(parts, _extend_size(size), self._table))
+        expanded = self.form.expands(num_pairs(parts), sum(part.kv_len for part in parts))
+        needed = PassSize.of(parts, expanded)
+        size = self._prefills.first(lambda size: size.holds(needed)) if self._prefills is not None else None
+        if size is not None and self._prefills is not None:
+            outputs = self._prefills.replay(size, pack(parts, size, self._table))
             logits, tokens, finite, note = (output[: len(parts)] for output in outputs)
         else:
-            logits, tokens, finite, note = self._eager_pass(parts)
+            turned = any(part.turned for part in parts)
+            logits, tokens, finite, note = self._pass_by_hand(parts, expanded, turned)
         sampled = [(i, part.sampler) for i, part in enumerate(parts) if part.sampler is not None]
         if not all(sampler.greedy for _, sampler in sampled):
             which = upload(np.array([i for i, _ in sampled]), self._device)
@@ -194,35 +212,27 @@ class Runner:
             tokens = tokens.index_put((which,), drawn)
         return self._noted(Outcome(tokens, finite), note, tokens)
 
-    def _captured(self, parts: Sequence[PrefillPart]) -> int | None:
-        """The size of the graph that this pass should run in."""
-        size = PassSize.of(parts)
-        if self._extends is None or size.parts >= _EXTEND_PARTS or num_pairs(parts) > _EXTEND_PAIRS:
-            return None
-        return self._extends.smallest(size.tokens)
+    def _whole_prefill_pass(self, size: PassSize, turned: bool) -> Pass:
+        return lambda inputs: self._packed_pass(unpack(inputs, size), size, turned)
 
-    def _extend_pass(self, tokens: int, turned: bool) -> Pass:
-        size = _extend_size(tokens)
-        return lambda inputs: self._packed_pass(unpack(inputs, size), turned, self._table.width, None)
-
-    def _eager_pass(self, parts: Sequence[PrefillPart]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        size = PassSize.of(parts)
-        columns = unpack(upload(pack(parts, size, self._table), self._device), size)
-        turned = any(part.turned for part in parts)
-        max_len = max(part.kv_len for part in parts)
-        return self._packed_pass(columns, turned, max_len, parts if self._form.expanded(parts) else None)
+    def _pass_by_hand(
+        self, parts: Sequence[PrefillPart], expanded: bool, turned: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        size = PassSize.of(parts, expanded)
+        return self._packed_pass(unpack(upload(pack(parts, size, self._table), self._device), size), size, turned)
 
     def _packed_pass(
-        self, on: dict[str, Tensor], turned: bool, max_len: int, expand: Sequence[PrefillPart] | None
+        self, on: dict[str, Tensor], size: PassSize, turned: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`on`: the columns of `PassSize`. Returns for each part the logits after its last token [P, vocab], the greedy
-        token [P], whether its rows and logits are finite, and the request-table row that its token goes to."""
+        """`on`: the columns of `size`. Returns for each part the logits after its last token [P, vocab], the greedy
+        token [P], whether its rows and logits are finite, and the request-table row that its token goes to. Nothing in
+        it asks the host."""
         table = self._table
         positions, slots = on["positions"].long(), on["slots"].long()
         table.patch(on["rows"].long(), positions, slots)
         queries: Extend | Expanded = Extend(on["q_indptr"], on["positions"])
-        if expand is not None:
-            kv_slots, kv_delta = lists(expand, table)
+        if size.entries:
+            kv_slots, kv_delta = lists(on["kv_start"], on["kv_indptr"], size.entries, table)
             queries = Expanded(on["q_indptr"], on["positions"], on["kv_indptr"], kv_slots, kv_delta if turned else None)
         batch = Batch(
             ids=on["ids"].long()[None],
@@ -233,7 +243,7 @@ class Runner:
             kv_len=on["kv_len"],
             kv_slots=table.kv_slots.view(-1),
             kv_delta=table.kv_delta.view(-1) if turned else None,
-            max_len=max_len,
+            max_len=table.width,
             queries=queries,
         )
         logits = self._forward(batch)
@@ -253,7 +263,3 @@ class Runner:
         """[n]: whether the rows just written are numbers: one that is none would poison all who share it."""
         pool = self._pool
         return torch.isfinite(pool.c_kv[:, slots]).all(-1).all(0) & torch.isfinite(pool.k_pe[:, slots]).all(-1).all(0)
-
-
-def _extend_size(tokens: int) -> PassSize:
-    return PassSize(tokens, _EXTEND_PARTS)

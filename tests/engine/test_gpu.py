@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leyline_server.engine.engine import EndReason
+from leyline_server.model.batch import Form
 from leyline_server.model.load import load
 from leyline_server.sampling import SamplingParams, draw
 from tests.engine import models
@@ -39,7 +40,14 @@ def both(request, tmp_path_factory):
     return path, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
-def test_fp32_logits_of_edits_equal_the_oracle(both):
+@pytest.fixture(params=[None, False, True], ids=["chosen", "absorbed", "expanded"])
+def form(request, monkeypatch):
+    """Prefill passes in the form that is chosen, or all in one."""
+    if request.param is not None:
+        monkeypatch.setattr(Form, "expands", lambda form, pairs, entries: request.param)
+
+
+def test_fp32_logits_of_edits_equal_the_oracle(both, form):
     path, reference = both
     pair = Pair(
         Rig(load(path, torch.float32, torch.device("cuda")), num_slots=1024, prefill_chunk=100),

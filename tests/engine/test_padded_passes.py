@@ -11,7 +11,7 @@ import torch
 
 from leyline_server.cache.pool import upload
 from leyline_server.engine.engine import EndReason
-from leyline_server.model.batch import PassSize, PrefillPart, pack, unpack
+from leyline_server.model.batch import Form, PassSize, PrefillPart, lists, pack, unpack
 from leyline_server.model.graphs import Graphs, batch_sizes
 from leyline_server.model.runner import Runner
 from leyline_server.sampling import Sampler, SamplingParams
@@ -55,7 +55,14 @@ def padded(monkeypatch):
     return lambda model, **more: Rig(model, **{"num_slots": 300, "max_running": 5, "ahead": True, **more})
 
 
-def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant):
+@pytest.fixture(params=[False, True], ids=["absorbed", "expanded"])
+def expanded(request, monkeypatch):
+    """Each pass in one form."""
+    monkeypatch.setattr(Form, "expands", lambda form, pairs, entries: request.param)
+    return request.param
+
+
+def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant, expanded):
     pair = Pair(padded(loaded(variant), prefill_chunk=100), unpatched(variant), random_ids(60))
     pair.prefill()
     pair.amortize((10, 18, random_ids(2, seed=1)), (40, 40, random_ids(11, seed=2)))
@@ -65,11 +72,12 @@ def test_logits_of_edits_equal_the_oracle(padded, loaded, unpatched, variant):
     assert pair.error(random_ids(4, seed=6)) < TOLERANCE
     assert pair.row_error() < TOLERANCE
     runner = pair.rig.engine.runner
-    assert runner._extends.replayed == [64, 40, 72]
+    assert {bool(size.entries) for size in runner._prefills.replayed} == {expanded}
+    assert [size.tokens for size in runner._prefills.replayed] == ([64, 64, 128] if expanded else [64, 40, 72])
     assert set(runner._decodes.replayed) == {1}
 
 
-def test_parts_of_one_pass_share_a_graph(padded, loaded, reference):
+def test_parts_of_one_pass_share_a_graph(padded, loaded, reference, expanded):
     rig = padded(loaded("v2-qlora-dense"), prefill_chunk=100)
     texts = [random_ids(length, seed) for seed, length in enumerate((30, 1, 17))]
     runs = [rig.generate(rig.open(text), 3) for text in texts]
@@ -77,7 +85,7 @@ def test_parts_of_one_pass_share_a_graph(padded, loaded, reference):
     for run, text in zip(runs, texts, strict=True):
         assert run.end is EndReason.LENGTH
         assert worst(run.logits, full_forward(reference, text + run.tokens)[len(text) - 1 : -1]) < TOLERANCE
-    assert rig.engine.runner._extends.replayed == [48]
+    assert rig.engine.runner._prefills.replayed == [PassSize(64, 4, 301) if expanded else PassSize(48, 16)]
     assert rig.engine.runner._decodes.replayed == [4, 4]
     rig.close_all()
 
@@ -99,6 +107,27 @@ def test_what_is_sent_says_where_each_token_belongs(padded, loaded):
     assert on["kv_len"] == [7, 0, 0, 1]
     assert on["last"] == [2, 2, 2, 7]
     assert on["note"] == [2, row, row, row]
+
+
+def test_lists_stand_one_after_the_other_and_padding_behind_them(padded, loaded):
+    table = padded(loaded("v2-qlora-dense")).engine.runner._table
+    table.kv_slots[0, :3], table.kv_slots[3, :2] = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
+    table.kv_delta[3, :2] = torch.tensor([-2, -3])
+    kv_start = torch.tensor([3 * table.width, 0, 0], dtype=torch.int32)
+    kv_indptr = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    slots, delta = lists(kv_start, kv_indptr, 7, table)
+    assert slots.tolist() == [8, 9, 5, 6, 7, table.spare_slot, table.spare_slot]
+    assert delta.tolist() == [-2, -3, 0, 0, 0, 0, 0]
+
+
+def test_a_size_holds_what_fits_beside_its_padding():
+    assert PassSize(64, 4).holds(PassSize(64, 3))
+    assert not PassSize(64, 4).holds(PassSize(64, 4)), "no part is left for padding"
+    assert not PassSize(64, 4).holds(PassSize(65, 1))
+    assert PassSize(64, 4, 100).holds(PassSize(64, 1, 99))
+    assert not PassSize(64, 4, 100).holds(PassSize(64, 1, 100)), "no entry is left for padding"
+    assert not PassSize(64, 4, 100).holds(PassSize(1, 1)), "another form"
+    assert not PassSize(64, 4).holds(PassSize(1, 1, 1)), "another form"
 
 
 def test_every_column_begins_at_16_bytes():

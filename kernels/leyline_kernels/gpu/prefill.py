@@ -283,7 +283,8 @@ def prefill(
         tiles = EXACT if q.dtype == torch.float32 else LONG if num_queries > SHORT.block_m * num_seqs else SHORT
     num_blocks = num_queries // tiles.block_m + num_seqs
     if num_splits is None:
-        num_splits = _choose_splits(num_blocks * num_heads, num_entries, q.device)
+        # Of the blocks that a sequence each may leave half empty, a graph's padding leaves most quite so: not counted.
+        num_splits = _choose_splits(triton.cdiv(num_queries, tiles.block_m) * num_heads, num_entries, q.device)
     head_bytes = num_entries * (nope + v_dim) * kv.element_size()
     head_group = max(1, min(tiles.head_group or L2_BYTES // max(head_bytes, 1), num_heads))
     num_rows = num_queries * num_heads
