@@ -39,11 +39,14 @@ from leyline_server.sampling import Sampler
 _UNFORCED: Final = -1
 _ABSORBED: Final = tuple(PassSize(tokens, 16) for tokens in (*range(8, 129, 8), *range(160, 257, 32)))
 _EXPANDED_TOKENS: Final = (64, 128, 256, 512, 768, 1024, 2048)
-_EXPANDED_ENTRIES: Final = (4096, 8192, 16384, 24576, 32768, 49152, 65536, 131072)
+_EXPANDED_ENTRIES: Final = tuple(k * 1088 for k in (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128))
 _EXPANDED_PARTS: Final = 4
-_EXPANDED_PAIRS: Final = 1 << 25
+_EXPANDED_PAIRS: Final = 36_000_000
+_EXPANDED_TOKENS_FP32: Final = 256
 """Prefill passes that run as graphs, one of their parts being padding. Launched by hand a pass takes the host 40 ms:
-V2-Lite's shape keeps an H200 busy for as long with about so many pairs of token and entry."""
+V2-Lite's shape keeps an H200 busy for as long with about so many pairs of token and entry. Sizes of lists lie a
+sixteenth above the round numbers: a message often follows a text of a round length. In fp32 the experts of more tokens
+ask the host."""
 _WARM_UP: Final = ((8,), (32,), (200,), (300,), (600,), (2048,), (50,) * 2, (25,) * 4, (13,) * 16)
 _WARM_UP_ENTRIES: Final = 1 << 15
 """Tokens of the parts of passes that take between them every path of those that are launched by hand: absorbed and
@@ -125,12 +128,13 @@ class Runner:
     def _captured_sizes(self) -> list[PassSize]:
         """Of prefill passes: the one to prefer first."""
         longest = self._table.width + 1  # and an entry of padding
+        most = _EXPANDED_TOKENS_FP32 if self._pool.c_kv.dtype == torch.float32 else _EXPANDED_TOKENS[-1]
         entries = sorted({min(size, longest) for size in _EXPANDED_ENTRIES})
         grid = [PassSize(tokens, _EXPANDED_PARTS, n) for tokens in _EXPANDED_TOKENS for n in entries]
         expanded = [
             size
             for size in grid
-            if size.tokens <= size.entries
+            if size.tokens <= min(size.entries, most)
             and size.tokens * size.entries <= _EXPANDED_PAIRS
             and self.form.expands(size.tokens * size.entries, size.entries)
         ]
