@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leyline_server.cache.pool import upload
 from leyline_server.cache.slots import PENDING, Slots
 
 
@@ -29,9 +30,6 @@ class RequestTable:
         self.kv_delta = torch.zeros(num_rows + 1, width, dtype=torch.int32, device=device)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.kv_slots[num_rows] = spare_slot
-        # What was sent for each row last, until it has arrived. A row is taken again once its request has ended: then
-        # nobody reads what may still be on its way. To pin memory anew for each list takes some 4 ms.
-        self._sent = torch.empty(num_rows, 2, width, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._free = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -41,9 +39,9 @@ class RequestTable:
     def take(self, slots: Slots, delta: NDArray[np.int32]) -> int:
         """A row for this list. [n] each; there must be a free row."""
         row, length = self._free[-1], len(slots)
-        for sent, target, values in zip(self._sent[row], (self.kv_slots, self.kv_delta), (slots, delta), strict=True):
-            sent[:length] = torch.from_numpy(values)
-            target[row, :length].copy_(sent[:length], non_blocking=True)
+        both = upload(np.stack([slots, delta]), self.kv_slots.device)
+        self.kv_slots[row, :length] = both[0]
+        self.kv_delta[row, :length] = both[1]
         return self._free.pop()
 
     def give(self, row: int) -> None:

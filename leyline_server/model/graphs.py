@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leyline_server.cache.pool import pinned
+
 Pass = Callable[[Tensor], tuple[Tensor, ...]]
 """inputs [n] int32 -> outputs. Must not ask the host for anything."""
 
@@ -58,7 +60,7 @@ class _Graph:
 
     def replay(self, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
         # Pinned anew each time: passes may be on their way that have not yet read what was sent for them.
-        self._inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
+        self._inputs.copy_(pinned(inputs), non_blocking=True)
         self._graph.replay()
         return self._outputs
 

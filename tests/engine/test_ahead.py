@@ -132,7 +132,7 @@ def test_a_decode_that_failed_when_packed_runs_again_on_the_input_it_had(loaded,
 
 
 def test_a_request_that_can_not_be_loaded_fails_alone(loaded, monkeypatch):
-    def full(array):
+    def full(array, device):
         raise MemoryError
 
     rig = Rig(loaded("v2-qlora-dense"), max_running=1)
@@ -140,7 +140,7 @@ def test_a_request_that_can_not_be_loaded_fails_alone(loaded, monkeypatch):
     rig.prefill(sequence)
     slots = rig.slots(sequence)
     with monkeypatch.context() as during:
-        during.setattr("leyline_server.cache.request_table.torch.from_numpy", full)
+        during.setattr("leyline_server.cache.request_table.upload", full)
         run = rig.generate(sequence, 3)
         rig.step()
     assert (run.end, run.error.reason) == (EndReason.FAILED, "MODEL_FAILED")
