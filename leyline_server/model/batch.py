@@ -218,6 +218,6 @@ class Form:
         return absorbed > self.handicap * (own + entries * self.rank * (self.nope + self.v_head_dim))
 
 
-HANDICAP: Final = {"cpu": 1.0, "cuda": 0.45}
+HANDICAP: Final = {"cpu": 1.0, "cuda": 0.36}
 """On a GPU the absorbed form keeps rank sums a query in registers, so few queries share a tile. H200, V2-Lite's shape:
-both forms take as long for about 64 queries over 32k entries (`benchmarks/tune_prefill.py`, `tune_decode.py`)."""
+both forms take as long for 40 to 55 queries, over 4k entries and over 32k (`benchmarks/forms.py`)."""
