@@ -28,6 +28,7 @@ class _Launched:
 
     shares: list[Share]
     outcome: Outcome
+    prefills: bool
 
 
 _Lane = Callable[[Sequence[Share]], Outcome]
@@ -57,25 +58,29 @@ class Stepper:
         for request in [r for r in self._admission.running if not (len(r.pending) or r.params)]:
             self._end(request, EndReason.DONE)  # a compute whose entries were all in the prefix tree
             acted = True
-        launched = self._launch()
-        acted = acted or bool(launched or self._in_flight)
+        before, self._in_flight = self._in_flight, []
+        acted = acted or bool(before)
+        launched: list[_Launched] = []
+        decoding = [(r, 1) for r in self._admission.running if r.decodes]
+        self._launch_lane(decoding, self._decode, launched)
+        if any(lane.prefills for lane in before):
+            # The device has a chunk to do: there is time to tell the tokens in front of it before the next is launched,
+            # which may take the host as long.
+            for lane in before:
+                if not lane.prefills:
+                    self._read(lane)
+            before = [lane for lane in before if lane.prefills]
+        self._launch_lane(self._prefilling(len(decoding)), self._prefill, launched)
+        self.steps += bool(launched)
+        acted = acted or bool(launched)
         if self._ahead:
-            launched, self._in_flight = self._in_flight, launched
+            launched, self._in_flight = before, launched
         for lane in launched:
             self._read(lane)
         # What ended without a forward may have freed the slots for which another waits.
         return acted
 
     # ------------------------------------------------------------ launching
-
-    def _launch(self) -> list[_Launched]:
-        decoding = [(r, 1) for r in self._admission.running if r.decodes]
-        prefilling = self._prefilling(len(decoding))
-        launched: list[_Launched] = []
-        self._launch_lane(decoding, self._decode, launched)
-        self._launch_lane(prefilling, self._prefill, launched)
-        self.steps += bool(launched)
-        return launched
 
     def _prefilling(self, num_decoding: int) -> list[tuple[LocalRequest, int]]:
         """Equal shares of the chunk, what some don't need going to the others: a short message never waits for all of a
@@ -118,7 +123,7 @@ class Stepper:
             share.request.launched += len(share.index)
             share.request.shares.append(share)
             self.rows_computed += len(share.index)
-        launched.append(_Launched(shares, outcome))
+        launched.append(_Launched(shares, outcome, prefills=lane == self._prefill))
 
     def _decode(self, shares: Sequence[Share]) -> Outcome:
         return self._runner.decode([self._decode_share(share) for share in shares])
