@@ -47,7 +47,7 @@ _EXPANDED_TOKENS_FP32: Final = 256
 V2-Lite's shape keeps an H200 busy for as long with about so many pairs of token and entry. Sizes of lists lie a
 sixteenth above the round numbers: a message often follows a text of a round length. In fp32 the experts of more tokens
 ask the host."""
-_WARM_UP: Final = ((8,), (32,), (200,), (300,), (600,), (2048,), (50,) * 2, (25,) * 4, (13,) * 16)
+_WARM_UP: Final = ((8,), (32,), (200,), (300,), (600,), (2048,), (50,) * 4, (50,) * 8, (50,) * 12)
 _WARM_UP_ENTRIES: Final = 1 << 15
 """Tokens of the parts of passes that take between them every path of those that are launched by hand: absorbed and
 expanded, few and many pairs of experts, each tiling and number of splits of `prefill`."""

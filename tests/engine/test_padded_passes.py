@@ -13,7 +13,7 @@ from leyline_server.cache.pool import upload
 from leyline_server.engine.engine import EndReason
 from leyline_server.model.batch import Form, PassSize, PrefillPart, lists, pack, unpack
 from leyline_server.model.graphs import Graphs, batch_sizes
-from leyline_server.model.runner import Runner
+from leyline_server.model.runner import _WARM_UP, _WARM_UP_ENTRIES, Runner
 from leyline_server.sampling import Sampler, SamplingParams
 from tests.engine.harness import Rig, random_ids
 from tests.engine.oracle import full_forward
@@ -136,6 +136,20 @@ def test_every_column_begins_at_16_bytes():
         assert [name for name, _, _ in spans] == list(size.columns)
         assert all(start % 4 == 0 for _, start, _ in spans)
         assert all(end <= start for (_, _, end), (_, start, _) in pairwise(spans))
+
+
+def test_warming_up_takes_every_tiling_and_number_of_splits():
+    """Of an H200 and 16 heads, for passes of up to 16 parts over 4k entries or more: none is compiled later."""
+    gpu = pytest.importorskip("leyline_kernels.gpu.prefill")
+
+    def variant(tokens, parts, entries):
+        tiles = gpu.choose_tiles(tokens, parts, torch.bfloat16)
+        return tiles, gpu.choose_splits(tokens, 16, entries, tiles, processors=132)
+
+    warm = {variant(sum(lengths), len(lengths), _WARM_UP_ENTRIES) for lengths in _WARM_UP}
+    for parts in range(1, 17):
+        for tokens in range(50 * parts, 2049):
+            assert variant(tokens, parts, 4096) in warm, f"{tokens} tokens of {parts} parts"
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 20, 64, 100, 256])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from leyline_kernels.gpu.attend import LOG2_E
 from leyline_kernels.gpu.pairs import MIN_DOT, require_contiguous_rows
+from leyline_kernels.gpu.split import num_processors
 
 
 @dataclass(frozen=True)
@@ -280,11 +281,10 @@ def prefill(
         return out
 
     if tiles is None:
-        tiles = EXACT if q.dtype == torch.float32 else LONG if num_queries > SHORT.block_m * num_seqs else SHORT
+        tiles = choose_tiles(num_queries, num_seqs, q.dtype)
     num_blocks = num_queries // tiles.block_m + num_seqs
     if num_splits is None:
-        # Of the blocks that a sequence each may leave half empty, a graph's padding leaves most quite so: not counted.
-        num_splits = _choose_splits(triton.cdiv(num_queries, tiles.block_m) * num_heads, num_entries, q.device)
+        num_splits = choose_splits(num_queries, num_heads, num_entries, tiles, num_processors(q.device))
     head_bytes = num_entries * (nope + v_dim) * kv.element_size()
     head_group = max(1, min(tiles.head_group or L2_BYTES // max(head_bytes, 1), num_heads))
     num_rows = num_queries * num_heads
@@ -312,8 +312,15 @@ def prefill(
     return out
 
 
-def _choose_splits(programs: int, num_entries: int, device: torch.device) -> int:
+def choose_tiles(num_queries: int, num_seqs: int, dtype: torch.dtype) -> Tiles:
+    if dtype == torch.float32:
+        return EXACT
+    return LONG if num_queries > SHORT.block_m * num_seqs else SHORT
+
+
+def choose_splits(num_queries: int, num_heads: int, num_entries: int, tiles: Tiles, processors: int) -> int:
     """A power of two, since each number is compiled by itself, that fills the chip but starts no second round."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    # Of the blocks that a sequence each may leave half empty, a graph's padding leaves most quite so: not counted.
+    programs = triton.cdiv(num_queries, tiles.block_m) * num_heads
     wanted = min(2 * processors // programs, num_entries // MIN_SPLIT, MAX_SPLITS)
     return 1 << max(wanted, 1).bit_length() - 1
