@@ -38,6 +38,9 @@ from leyline_server.sampling import Sampler
 
 _UNFORCED: Final = -1
 _ABSORBED: Final = tuple(PassSize(tokens, 16) for tokens in (*range(8, 129, 8), *range(160, 257, 32)))
+_ABSORBED_PAIRS: Final = 1 << 22
+"""Of a pass that would expand, but in more parts than its graphs have. An H200 takes 16 ms to attend to half as many in
+V2-Lite's shape, absorbed; to launch the pass by hand takes the host 40 ms."""
 _EXPANDED_TOKENS: Final = (64, 128, 256, 512, 768, 1024, 2048)
 _EXPANDED_ENTRIES: Final = tuple(k * 1088 for k in (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128))
 _EXPANDED_PARTS: Final = 4
@@ -112,7 +115,7 @@ class Runner:
             return
         table = self._table
         self._prefills = Graphs(self._captured_sizes(), self._device)
-        for shape in reversed(self._prefills.sizes):
+        for shape in sorted(self._prefills.sizes, key=lambda size: (size.entries, size.tokens), reverse=True):
             self._prefills.capture(shape, pack([], shape, table), self._whole_prefill_pass(shape, turned))
         self._decodes = Graphs(batch_sizes(table.num_rows), self._device)
         for batch in reversed(self._decodes.sizes):
@@ -201,8 +204,7 @@ class Runner:
     def prefill(self, parts: Sequence[PrefillPart]) -> Outcome:
         """Any number of pending entries of each request, packed."""
         expanded = self.form.expands(num_pairs(parts), sum(part.kv_len for part in parts))
-        needed = PassSize.of(parts, expanded)
-        size = self._prefills.first(lambda size: size.holds(needed)) if self._prefills is not None else None
+        size = self._captured(parts, expanded)
         if size is not None and self._prefills is not None:
             outputs = self._prefills.replay(size, pack(parts, size, self._table))
             logits, tokens, finite, note = (output[: len(parts)] for output in outputs)
@@ -215,6 +217,17 @@ class Runner:
             drawn = self.draw(logits[which], [sampler for _, sampler in sampled], [0] * len(sampled))
             tokens = tokens.index_put((which,), drawn)
         return self._noted(Outcome(tokens, finite), note, tokens)
+
+    def _captured(self, parts: Sequence[PrefillPart], expanded: bool) -> PassSize | None:
+        """The size of the graph that this pass runs in: of its own form, else absorbed if that beats launching it."""
+        if self._prefills is None:
+            return None
+        needed = PassSize.of(parts, expanded)
+        size = self._prefills.first(lambda size: size.holds(needed))
+        if size is None and expanded and num_pairs(parts) <= _ABSORBED_PAIRS:
+            absorbed = PassSize.of(parts, False)
+            size = self._prefills.first(lambda size: size.holds(absorbed))
+        return size
 
     def _whole_prefill_pass(self, size: PassSize, turned: bool) -> Pass:
         return lambda inputs: self._packed_pass(unpack(inputs, size), size, turned)

@@ -90,6 +90,21 @@ def test_parts_of_one_pass_share_a_graph(padded, loaded, reference, expanded):
     rig.close_all()
 
 
+@pytest.mark.parametrize(("pairs", "graphs"), [(1 << 22, [PassSize(56, 16)]), (100, [])], ids=["few", "many"])
+def test_more_parts_than_expanded_graphs_have_run_absorbed(padded, loaded, reference, monkeypatch, pairs, graphs):
+    """Unless they have more pairs than that pays for: then they are launched by hand, expanded."""
+    monkeypatch.setattr(Form, "expands", lambda form, pairs, entries: True)
+    monkeypatch.setattr("leyline_server.model.runner._ABSORBED_PAIRS", pairs)
+    rig = padded(loaded("v2-qlora-dense"), prefill_chunk=100)
+    texts = [random_ids(length, seed) for seed, length in enumerate((30, 1, 17, 2))]
+    runs = [rig.generate(rig.open(text), 2) for text in texts]
+    rig.run()
+    for run, text in zip(runs, texts, strict=True):
+        assert worst(run.logits, full_forward(reference, text + run.tokens)[len(text) - 1 : -1]) < TOLERANCE
+    assert rig.engine.runner._prefills.replayed == graphs
+    rig.close_all()
+
+
 def test_what_is_sent_says_where_each_token_belongs(padded, loaded):
     rig = padded(loaded("v2-qlora-dense"))
     table = rig.engine.runner._table

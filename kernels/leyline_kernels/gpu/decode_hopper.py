@@ -321,4 +321,6 @@ def _decode_kernel(
 
 def launch(num_programs: int, *args: Any, **constants: Any) -> None:
     """The arguments are those of `decode`'s kernel."""
-    _decode_kernel[(num_programs,)](*args, BLOCK_H=MAX_HEADS, STAGES=TILING.num_stages, num_warps=4, **constants)
+    _decode_kernel[(num_programs,)](
+        *args, BLOCK_H=MAX_HEADS, STAGES=TILING.num_stages, num_warps=TILING.num_warps, **constants
+    )

@@ -60,8 +60,8 @@ MIN_SPLIT, MAX_SPLITS = 256, 8
 """Entries a program reads at least; into how many ranges at most few queries' entries are split.
 Each power of two is compiled by itself, and a server compiles them all before it serves."""
 
-MIN_SEQS = 16
-"""Up to so many sequences are served by one binary."""
+MIN_SEQS = 64
+"""Up to so many sequences are served by one binary: a server's requests at once, by default."""
 
 L2_BYTES = 32 * 2**20
 """Expanded entries of the heads in flight: these are read by all their blocks, an H200's L2 cache holds 50 MB."""
