@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,19 +20,22 @@ from benchmarks.bench import require
 from benchmarks.registry import Bed, random_model
 from leyline_server.config import ServerConfig
 from leyline_server.engine.engine import Engine, RowEdit
+from leyline_server.engine.local import LocalEngine
 from leyline_server.model import load as loading
 from leyline_server.server import TINY, build
 
 MARGIN = 1.0  # deviations of the logits below the best one
-_checked: set[tuple[str, str, str]] = set()
+_checked: set[tuple[str, str, str, float | None]] = set()
 
 
-def check(bed: Bed) -> None:
-    """Once a run and model. Raises WrongResult."""
-    key = (bed.about, str(bed.device), str(bed.dtype))
+def check(bed: Bed, handicap: float | None = None) -> None:
+    """Once a run, model and handicap of the expanded form. Raises WrongResult."""
+    key = (bed.about, str(bed.device), str(bed.dtype), handicap)
     if key in _checked:
         return
     wide, engine = _pair(bed)
+    if handicap is not None:
+        engine.runner.form = replace(engine.runner.form, handicap=handicap)
     texts = [bed.ids(bed.size(700, 90) + 13 * seed, seed=1000 + seed) for seed in range(6)]
     sequences = [drive.open_with(engine, ids) for ids in texts]
     watches = [drive.generate(engine, sequence, 4) for sequence in sequences]
@@ -45,7 +49,7 @@ def check(bed: Bed) -> None:
     _checked.add(key)
 
 
-def _pair(bed: Bed) -> tuple[Any, Engine]:
+def _pair(bed: Bed) -> tuple[Any, LocalEngine]:
     """Hugging Face's model in fp32 and the engine over the same weights."""
     settings: dict[str, Any] = {"slots": bed.size(16_384, 2048), "prefill_chunk": bed.size(512, 32), "port": 0}
     settings["device"] = bed.device.type

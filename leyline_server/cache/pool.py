@@ -68,6 +68,6 @@ def pinned(array: NDArray[Any]) -> Tensor:
 
     numpy copies it: torch would wake a team of threads for more than 32k numbers, which takes 4 to 10 ms.
     """
-    copy = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=True)
+    copy = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
     copy.numpy()[...] = array
     return copy

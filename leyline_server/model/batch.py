@@ -220,4 +220,5 @@ class Form:
 
 HANDICAP: Final = {"cpu": 1.0, "cuda": 0.36}
 """On a GPU the absorbed form keeps rank sums a query in registers, so few queries share a tile. H200, V2-Lite's shape:
-both forms take as long for 40 to 55 queries, over 4k entries and over 32k (`benchmarks/forms.py`)."""
+both forms take as long for some number of queries between 32 and 64, over 4k entries and over 32k
+(`benchmarks/forms.py`)."""

@@ -42,7 +42,7 @@ class Graphs(Generic[Size]):
         return next((size for size in self.sizes if size in self._graphs and holds(size)), None)
 
     def replay(self, size: Size, inputs: NDArray[np.int32]) -> tuple[Tensor, ...]:
-        """The tensors returned are the graph's own: its next replay overwrites them."""
+        """The tensors returned are the graph's own: the next replay of any size may overwrite them."""
         return self._graphs[size].replay(inputs)
 
 

@@ -39,14 +39,14 @@ from leyline_server.sampling import Sampler
 _UNFORCED: Final = -1
 _ABSORBED: Final = tuple(PassSize(tokens, 16) for tokens in (*range(8, 129, 8), *range(160, 257, 32)))
 _ABSORBED_PAIRS: Final = 1 << 22
-"""Of a pass that would expand, but in more parts than its graphs have. An H200 takes 16 ms to attend to half as many in
-V2-Lite's shape, absorbed; to launch the pass by hand takes the host 40 ms."""
+"""Of a pass that would expand, but in more parts than its graphs have. An H200 takes some 20 ms to attend to as many in
+V2-Lite's shape, absorbed; to launch the pass by hand takes the host 30 to 40."""
 _EXPANDED_TOKENS: Final = (64, 128, 256, 512, 768, 1024, 2048)
 _EXPANDED_ENTRIES: Final = tuple(k * 1088 for k in (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128))
 _EXPANDED_PARTS: Final = 4
 _EXPANDED_PAIRS: Final = 36_000_000
 _EXPANDED_TOKENS_FP32: Final = 256
-"""Prefill passes that run as graphs, one of their parts being padding. Launched by hand a pass takes the host 40 ms:
+"""Prefill passes that run as graphs, one of their parts being padding. Launched by hand one takes the host 30 to 40 ms:
 V2-Lite's shape keeps an H200 busy for as long with about so many pairs of token and entry. Sizes of lists lie a
 sixteenth above the round numbers: a message often follows a text of a round length. In fp32 the experts of more tokens
 ask the host."""
@@ -132,7 +132,7 @@ class Runner:
         """Of prefill passes: the one to prefer first."""
         longest = self._table.width + 1  # and an entry of padding
         most = _EXPANDED_TOKENS_FP32 if self._pool.c_kv.dtype == torch.float32 else _EXPANDED_TOKENS[-1]
-        entries = sorted({min(size, longest) for size in _EXPANDED_ENTRIES})
+        entries = sorted({longest, *(size for size in _EXPANDED_ENTRIES if size < longest)})
         grid = [PassSize(tokens, _EXPANDED_PARTS, n) for tokens in _EXPANDED_TOKENS for n in entries]
         expanded = [
             size

@@ -74,6 +74,37 @@ def test_a_stop_wastes_one_row_and_keeps_none(ahead, reference):
     ahead.close_all()
 
 
+def test_tokens_are_told_before_the_next_chunk_is_launched(ahead, monkeypatch):
+    run = ahead.generate(ahead.open(random_ids(10)), 12)
+    for _ in range(3):
+        ahead.step()
+    ahead.compute(ahead.open(random_ids(48, seed=1)))
+    prefill, untold = ahead.engine.runner.prefill, []
+
+    def noted(parts):
+        decodes = run.request.launched - 10
+        untold.append(1 + decodes - len(run.tokens))
+        return prefill(parts)
+
+    monkeypatch.setattr(ahead.engine.runner, "prefill", noted)
+    ahead.run()
+    assert untold == [2, 1, 1, 1], "but the first chunk, with which nothing is on its way that takes long"
+    ahead.close_all()
+
+
+def test_a_stop_before_a_chunk_drops_the_decode_that_was_launched(ahead):
+    text, sequence = random_ids(10), ahead.open(random_ids(10))
+    run = ahead.generate(sequence, 12, stop_after=6)
+    for _ in range(3):
+        ahead.step()
+    other = ahead.compute(ahead.open(random_ids(90, seed=1)))
+    ahead.run()  # each step checks the books
+    assert (run.end, len(run.tokens), other.end) == (EndReason.LISTENER, 6, EndReason.DONE)
+    assert ahead.engine.ids(sequence) == text + run.tokens
+    assert ahead.engine.num_pending(sequence) == 1
+    ahead.close_all()
+
+
 def test_a_cancelled_request_lets_go_of_what_is_on_its_way(ahead):
     sequence = ahead.open(random_ids(50))
     run = ahead.generate(sequence, 5)

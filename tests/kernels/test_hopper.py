@@ -90,6 +90,18 @@ class TestOnHopper:
         for _ in range(20):
             assert torch.equal(gpu_decode.decode(**b.args()), got), "not the same bits each time"
 
+    @pytest.mark.parametrize("lens", [(1,) * 70, (64,) * 130 + (9000,), (8192,)], ids=["many", "more", "one"])
+    def test_any_number_of_lists(
+        self, batch: Callable[..., Any], relative_error: Measure, lens: tuple[int, ...]
+    ) -> None:
+        """More than 64, and programs of a single tile."""
+        from leyline_kernels.gpu import decode as gpu_decode
+
+        b = batch(lens, heads=5, rank=512, rope=64, dtype=torch.bfloat16)
+        got = gpu_decode.decode(**b.args(), max_len=max(lens))
+        twin = gpu_decode.decode(**b.args(), max_len=max(lens), tiling=gpu_decode.BF16)
+        assert relative_error(got, twin) < 5e-3
+
     def test_angles_of_a_million_turn_as_the_twins(self, batch: Callable[..., Any], relative_error: Measure) -> None:
         from leyline_kernels.gpu import decode as gpu_decode
 

@@ -1,7 +1,7 @@
 """Decode: one query per sequence, all its heads (or a group of them) as the rows of one block.
 
 Each key tile is read once for all heads of the block. See `split` for how the entries of all sequences are shared
-out to the programs. A Hopper GPU has a kernel of its own for the shapes of DeepSeek's models: `decode_hopper`.
+out to the programs. A Hopper GPU has a kernel of its own for up to 16 heads: `decode_hopper`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # The values inside a Triton kernel have no static types.
