@@ -23,6 +23,9 @@ class Anchor:
     is_end: bool
     at: int
 
+    def moved(self, by: int) -> Anchor:
+        return Anchor(self.edit_id, self.is_end, self.at + by)
+
 
 @dataclass(frozen=True, slots=True)
 class EditRecord:
@@ -47,6 +50,15 @@ class EditLog:
 
     records: dict[str, EditRecord] = field(default_factory=dict)
     anchors: tuple[Anchor, ...] = ()
+    places: dict[tuple[str, bool], int] = field(init=False, compare=False, repr=False)
+    """(edit id, is_end): where that anchor stands; for one that a later edit swallowed, where that edit's R does."""
+
+    def __post_init__(self) -> None:
+        places = {(anchor.edit_id, anchor.is_end): anchor.at for anchor in self.anchors}
+        for record in reversed(self.records.values()):  # what swallows another was made later
+            for anchor in record.inside:
+                places[anchor.edit_id, anchor.is_end] = places[record.edit_id, anchor.is_end]
+        object.__setattr__(self, "places", places)
 
     # ------------------------------------------------------------ changes
 
@@ -58,23 +70,23 @@ class EditLog:
             Anchor(record.edit_id, False, start),
             Anchor(record.edit_id, True, start + record.inserted),
         )
+        standing = {(anchor.edit_id, anchor.is_end) for anchor in self.anchors}
         records = {
             edit_id: replace(old, touched_by=old.touched_by | {record.edit_id})
-            if self._touched(edit_id, start, end)
+            if self._touched(old, standing, start, end)
             else old
             for edit_id, old in self.records.items()
         }
-        records[record.edit_id] = replace(record, inside=tuple(replace(a, at=a.at - start) for a in inside))
-        moved = tuple(replace(anchor, at=anchor.at + shift) for anchor in right)
-        return EditLog(records, (*left, *own, *moved))
+        records[record.edit_id] = replace(record, inside=tuple(anchor.moved(-start) for anchor in inside))
+        return EditLog(records, (*left, *own, *(anchor.moved(shift) for anchor in right)))
 
     def without(self, edit_id: str) -> EditLog:
         """The log after an undoable edit was undone."""
         record = self.records[edit_id]
         first = self._index(edit_id)
         start, shift = self.anchors[first].at, record.removed - record.inserted
-        back = (replace(anchor, at=anchor.at + start) for anchor in record.inside)
-        right = (replace(anchor, at=anchor.at + shift) for anchor in self.anchors[first + 2 :])
+        back = (anchor.moved(start) for anchor in record.inside)
+        right = (anchor.moved(shift) for anchor in self.anchors[first + 2 :])
         records = {other: replace(old, touched_by=old.touched_by - {edit_id}) for other, old in self.records.items()}
         records[edit_id] = replace(record, undone=True, pieces=(), inside=())
         return EditLog(records, (*self.anchors[:first], *back, *right))
@@ -90,14 +102,7 @@ class EditLog:
 
     def where(self, edit_id: str, is_end: bool = False) -> int:
         """Where the edit's R starts, or ends; for an anchor that a later edit swallowed, where that one's R does."""
-        own = (edit_id, is_end)
-        for anchor in self.anchors:
-            if (anchor.edit_id, anchor.is_end) == own:
-                return anchor.at
-        for record in self.records.values():
-            if any((anchor.edit_id, anchor.is_end) == own for anchor in record.inside):
-                return self.where(record.edit_id, is_end)
-        return 0  # undone: it stands nowhere
+        return self.places.get((edit_id, is_end), 0)  # undone: it stands nowhere
 
     def find(self, edit_id: str) -> EditRecord:
         """Raises UNKNOWN_EDIT."""
@@ -182,12 +187,13 @@ class EditLog:
         starts_here = anchor.at == at and not anchor.is_end and self.records[anchor.edit_id].inserted > 0
         return anchor.at > at or starts_here
 
-    def _touched(self, edit_id: str, start: int, end: int) -> bool:
+    def _touched(self, record: EditRecord, standing: set[tuple[str, bool]], start: int, end: int) -> bool:
         """Whether a cut takes from the edit's R, or comes between its tokens."""
-        if self.records[edit_id].undone:
+        if record.undone:
             return False
-        begins, ends = self.where(edit_id), self.where(edit_id, is_end=True)
-        standing = {anchor.is_end for anchor in self.anchors if anchor.edit_id == edit_id}
-        if len(standing) < 2:  # a part of R waits at one of these ends: what comes there comes between
+        first, last = (record.edit_id, False), (record.edit_id, True)
+        begins, ends = self.places[first], self.places[last]
+        if not (first in standing and last in standing):
+            # A part of R waits at one of these ends: what comes there comes between.
             return start <= ends and end >= begins
         return start < ends and end > begins if ends > begins else start < begins < end
