@@ -155,10 +155,8 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
             if not on_engine:
                 answer = await asyncio.to_thread(act, tenant)
             else:
-                answer = await asyncio.shield(asyncio.wrap_future(self._thread.submit(lambda: act(tenant))))
-            if isinstance(answer, Future):
-                return await asyncio.shield(asyncio.wrap_future(answer))
-            return answer
+                answer = await _settled(self._thread.submit(lambda: act(tenant)))
+            return await _settled(answer) if isinstance(answer, Future) else answer
         except Refusal as refusal:
             await _abort(context, refusal)
         except Exception as error:
@@ -173,6 +171,20 @@ class LeylineService(leyline_pb2_grpc.LeylineServicer):
             if hmac.compare_digest(key.encode(), given.encode()):
                 return tenant
         raise Refusal("UNAUTHENTICATED", "the call needs a known API key: authorization: Bearer KEY")
+
+
+async def _settled(future: Future[Response]) -> Response:
+    """What the engine's thread answers. A caller that is cancelled leaves the future as it is."""
+    if not future.done():
+        loop, here = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: Future[Response]) -> None:
+            if not loop.is_closed():  # else nobody waits
+                loop.call_soon_threadsafe(here.set)
+
+        future.add_done_callback(tell)
+        await here.wait()
+    return future.result()
 
 
 async def _abort(context: Any, error: Exception) -> NoReturn:
