@@ -79,4 +79,5 @@ class KVCache:
 
     def _released(self, slots: Slots, holder: Holder) -> None:
         # Zeroed whenever they are free: nothing that a FORGET, an eviction or a closed session let go stays in memory.
-        self.pool.zero(self.table.release(slots, holder))
+        if len(slots):
+            self.pool.zero(self.table.release(slots, holder))

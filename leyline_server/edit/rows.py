@@ -124,6 +124,8 @@ class Rows:
     def exact_upto(self, table: SlotTable) -> int:
         """The first index that is pending or not exact; below it the KV equals an honest prefill's."""
         start = self.known_exact
+        if start < len(self) and self.slots[start] == PENDING:
+            return start  # as an edit leaves it: nothing has to be hashed
         for upto in (min(start + _PEEK, len(self)), len(self)):
             slots = self.slots[start:upto]
             differs = table.context[indices(slots)] != self._contexts_upto(upto)[start:]
@@ -178,13 +180,12 @@ def _fill_contexts(contexts: Contexts, ids: Ids, start: int, end: int) -> None:
     anew in each process and never leave it, so that nobody can look for collisions. Being a sum it is the hash of
     every prefix at once, in three passes.
     """
-    with np.errstate(over="ignore"):
-        new = contexts[start:end]
-        np.add(ids[start:end], 1, out=new, casting="unsafe")
-        new *= _factors(_rounded(end))[start:end]
-        if start:
-            new[0] += contexts[start - 1]
-        np.cumsum(new, out=new)
+    new = contexts[start:end]
+    np.add(ids[start:end], 1, out=new, casting="unsafe")
+    new *= _factors(_rounded(end))[start:end]
+    if start:
+        new[:1] += contexts[start - 1 : start]  # as arrays: numbers would warn that they wrap around
+    np.cumsum(new, out=new)
 
 
 def _rounded(length: int) -> int:

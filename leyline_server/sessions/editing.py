@@ -5,10 +5,10 @@ Every check is made before anything changes, so an edit is all or none. Called b
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 from leyline_proto import leyline_pb2 as pb
@@ -110,7 +110,7 @@ def fill_content(serving: Serving, session: Session, span: pb.MessageSpan) -> No
 
 
 def _hash(ids: Sequence[int]) -> str:
-    return str(xxhash.xxh64_hexdigest(np.asarray(ids, "<i4").tobytes()))
+    return str(xxhash.xxh64_hexdigest(struct.pack(f"<{len(ids)}i", *ids)))
 
 
 def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:

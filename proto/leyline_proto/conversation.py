@@ -265,7 +265,7 @@ class Conversation:
     def edited(self, applied: Sequence[AppliedCut]) -> list[pb.MessageSpan]:
         """The messages that these edits changed, as they stand."""
         edit_ids = {cut.edit_id for cut in applied}
-        return self.spans({entry.id for entry in self.table.messages if edit_ids & set(entry.edit_ids)})
+        return self.spans({entry.id for entry in self.table.messages if not edit_ids.isdisjoint(entry.edit_ids)})
 
     def state(self) -> pb.SessionState:
         return pb.SessionState(
