@@ -1,11 +1,10 @@
-"""What the host costs beside the model: edits, prefix matching and book-keeping, and the gRPC front under load.
+"""What the host costs beside the model: edits, prefix matching and book-keeping, and whole calls.
 
 Nothing here runs a forward pass. Sessions get their rows through the engine's own books (slots allocated, contexts
 noted), over a pool whose rows are one number wide, so that what is timed is the host's work and not the tensors'.
 
-    python -m benchmarks.host_latency books     the engine's operations, called directly
-    python -m benchmarks.host_latency grpc      whole calls on loopback, up to the first forward pass
-    python -m benchmarks.host_latency streams   64 open streams beside a step of 12 ms
+    python -m benchmarks.host_latency books   the engine's operations, called directly
+    python -m benchmarks.host_latency grpc    whole calls on loopback, up to the first forward pass
 """
 
 from __future__ import annotations
@@ -177,20 +176,16 @@ def _eviction(engine: LocalEngine) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=("books", "grpc", "streams"))
+    parser.add_argument("section", choices=("books", "grpc"))
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.section == "books":
         books(args.profile)
-    elif args.section == "grpc":
+    else:
         from benchmarks.host_grpc import calls
 
         calls(args.profile)
-    else:
-        from benchmarks.host_streams import streams
-
-        streams()
 
 
 if __name__ == "__main__":
