@@ -28,14 +28,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from leyline_kernels.gpu.attend import MOST_DELTA, NO_DELTA
 from leyline_kernels.gpu.split import Tiling
 
 TILING: Final = Tiling(block_n=64, num_warps=4, num_stages=2, programs=1, min_tiles=1)
 """64 entries are the rows of one wgmma; two tiles of them and the queries fill a processor's shared memory."""
-
-NO_DELTA = gl.constexpr(-2147483648)
-"""What no key is ever moved by."""
-MOST_DELTA = gl.constexpr(2147483647)
 
 MAX_HEADS: Final = 16
 RANK: Final = 512
