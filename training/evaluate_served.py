@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from random import Random
 
@@ -27,6 +26,7 @@ from leyline_policies import TruncateOlderThan
 from leyline_sdk import Leyline, Mode, Policy
 from leyline_sdk import Session as LiveSession
 from leyline_server.config import ServerConfig
+from leyline_server.lab.statistics import wilson
 from leyline_server.server import Server, build
 from training.render import READ_FILE, SYSTEM_PROMPT
 from training.tasks import KINDS, Session, Task, make_session
@@ -77,16 +77,6 @@ def _ask(live: LiveSession, task: Task, disk: dict[str, str]) -> tuple[str, int]
             failure = None
         live.append_results(results)
     return "", computed
-
-
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927)."""
-    if not total:
-        return 0.0, 1.0
-    z, share = 1.96, right / total
-    middle = share + z * z / (2 * total)
-    spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return (middle - spread) / (1 + z * z / total), (middle + spread) / (1 + z * z / total)
 
 
 @contextmanager
