@@ -19,7 +19,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def mcnemar(one: Sequence[bool], other: Sequence[bool]) -> float:
-    """The two-sided exact p value that two paired series have equal shares (McNemar 1947): only pairs that differ count.
+    """The two-sided exact p value of two paired series having equal shares (McNemar 1947). Only pairs that differ count.
 
     Raises ValueError when they are not paired.
     """
@@ -47,7 +47,7 @@ def paired_difference(one: Sequence[bool], other: Sequence[bool]) -> tuple[float
     product = ones * (n - ones) * others * (n - others)
     phi = 0.0
     if product:
-        joint = both * neither - (ones - both) * (others - both)
+        joint = float(both * neither - (ones - both) * (others - both))
         if joint > 0:  # continuity correction where the pairs agree
             joint = max(joint - n / 2, 0.0)
         phi = joint / sqrt(product)
