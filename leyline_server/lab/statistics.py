@@ -19,7 +19,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def mcnemar(one: Sequence[bool], other: Sequence[bool]) -> float:
-    """The two-sided exact p value of two paired series having equal shares (McNemar 1947). Only pairs that differ count.
+    """The two-sided exact p value that two paired series have equal shares (McNemar 1947).
 
     Raises ValueError when they are not paired.
     """
