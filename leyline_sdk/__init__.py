@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         rerender,
     )
     from leyline_sdk.errors import APIError, LeylineError, PolicyError
+    from leyline_sdk.mode import Mode, Repair
     from leyline_sdk.policy import MessagePolicy, Policy, PolicyContext
     from leyline_sdk.session import Session, Stream
     from leyline_sdk.transcript import Message, Transcript
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         AppliedEdit,
         FinishReason,
         InvalidToolCall,
-        Mode,
         Receipt,
         Reply,
         ServerInfo,
@@ -68,13 +68,13 @@ _HOME = {
         "rerender",
     ),
     "errors": ("APIError", "LeylineError", "PolicyError"),
+    "mode": ("Mode", "Repair"),
     "policy": ("MessagePolicy", "Policy", "PolicyContext"),
     "transcript": ("Message", "Transcript"),
     "types": (
         "AppliedEdit",
         "FinishReason",
         "InvalidToolCall",
-        "Mode",
         "Receipt",
         "Reply",
         "ServerInfo",
@@ -103,6 +103,7 @@ __all__ = [
     "PolicyContext",
     "PolicyError",
     "Receipt",
+    "Repair",
     "Reply",
     "Retry",
     "ServerInfo",

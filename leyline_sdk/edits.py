@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_sdk.mode import EditMode, Mode, Repair
 from leyline_sdk.transcript import Message
-from leyline_sdk.types import Mode, ToolCall
+from leyline_sdk.types import ToolCall
 from leyline_sdk.wire import building, invalid, message_to_pb
 
 MessageRef = str | Message
@@ -77,34 +78,34 @@ class Edit:
 
     Attributes:
         replacement: text, token ids, a message dict (with a whole message as target), or None: pure deletion.
-        mode: AMORTIZE keeps the KV of what follows; FORGET computes it again.
+        mode: AMORTIZE keeps the KV of what follows; FORGET computes it again; a `Repair` keeps part of it.
         allow_sink: lets AMORTIZE touch the session's first tokens.
         label: shown in receipts; a policy's edits carry its name unless they set one.
     """
 
     target: Target
     replacement: Replacement = None
-    mode: Mode = Mode.AMORTIZE
+    mode: EditMode = Mode.AMORTIZE
     allow_sink: bool = False
     label: str = ""
 
 
 def replace_content(
-    target: MessageRef | ToolCall, replacement: str | Sequence[int], *, mode: Mode = Mode.AMORTIZE, label: str = ""
+    target: MessageRef | ToolCall, replacement: str | Sequence[int], *, mode: EditMode = Mode.AMORTIZE, label: str = ""
 ) -> Edit:
     """A message's text, or the result of a tool call, gives way to text or ids."""
     return Edit(_content(target), replacement, mode, label=label)
 
 
 def clear(
-    target: MessageRef | ToolCall, placeholder: str | None = None, *, mode: Mode = Mode.AMORTIZE, label: str = ""
+    target: MessageRef | ToolCall, placeholder: str | None = None, *, mode: EditMode = Mode.AMORTIZE, label: str = ""
 ) -> Edit:
     """A message's text, or the result of a tool call, goes. Markers and calls stay."""
     return Edit(_content(target), placeholder, mode, label=label)
 
 
 def clear_reasoning(
-    message: MessageRef, placeholder: str | None = None, *, mode: Mode = Mode.AMORTIZE, label: str = ""
+    message: MessageRef, placeholder: str | None = None, *, mode: EditMode = Mode.AMORTIZE, label: str = ""
 ) -> Edit:
     """An assistant message's reasoning goes."""
     return Edit(InMessage(_id(message), "reasoning"), placeholder, mode, label=label)
@@ -116,7 +117,7 @@ def cut_content(
     end: int | None = None,
     replacement: str | None = None,
     *,
-    mode: Mode = Mode.AMORTIZE,
+    mode: EditMode = Mode.AMORTIZE,
     label: str = "",
 ) -> Edit:
     """Tokens [start, end) of a message's text go; what stays keeps its KV. Raises IllegalCut, when applied, for an
@@ -131,7 +132,7 @@ def cut_text(
     replacement: str = "",
     *,
     part: Literal["content", "reasoning"] = "content",
-    mode: Mode = Mode.AMORTIZE,
+    mode: EditMode = Mode.AMORTIZE,
     label: str = "",
 ) -> Edit:
     """Characters [start, end) of a message's text give way to text; None is the text's start or end.
@@ -143,18 +144,23 @@ def cut_text(
     return Edit(target, replacement or None, mode, label=label)
 
 
-def remove(message: MessageRef, *, mode: Mode = Mode.AMORTIZE, label: str = "") -> Edit:
+def remove(message: MessageRef, *, mode: EditMode = Mode.AMORTIZE, label: str = "") -> Edit:
     """The whole message goes. A call and its results go together or not at all."""
     return Edit(InMessage(_id(message), "whole"), None, mode, label=label)
 
 
-def rerender(message: MessageRef, new: Mapping[str, Any], *, mode: Mode = Mode.AMORTIZE, label: str = "") -> Edit:
+def rerender(message: MessageRef, new: Mapping[str, Any], *, mode: EditMode = Mode.AMORTIZE, label: str = "") -> Edit:
     """The message is rendered anew from an OpenAI-style dict with the same role and tool-call ids."""
     return Edit(InMessage(_id(message), "whole"), dict(new), mode, label=label)
 
 
 def remove_span(
-    start: int, end: int, replacement: str | Sequence[int] | None = None, *, mode: Mode = Mode.AMORTIZE, label: str = ""
+    start: int,
+    end: int,
+    replacement: str | Sequence[int] | None = None,
+    *,
+    mode: EditMode = Mode.AMORTIZE,
+    label: str = "",
 ) -> Edit:
     """Tokens [start, end) of the session give way."""
     return Edit(Span(start, end), replacement, mode, label=label)
@@ -177,7 +183,8 @@ def to_directive(edit: Edit) -> pb.Directive:
     """Raises InvalidArgument for what doesn't fit the wire."""
     with building():
         directive = pb.Directive(
-            mode=pb.MODE_FORGET if Mode(edit.mode) is Mode.FORGET else pb.MODE_AMORTIZE,
+            mode=pb.MODE_FORGET if edit.mode == Mode.FORGET else pb.MODE_AMORTIZE,
+            repair=_repair(edit.mode),
             allow_sink=edit.allow_sink,
             label=edit.label,
         )
@@ -190,6 +197,13 @@ def to_directive(edit: Edit) -> pb.Directive:
             directive.token_ids.SetInParent()
             directive.token_ids.ids.extend(edit.replacement)
     return directive
+
+
+def _repair(mode: EditMode) -> pb.Repair | None:
+    if not isinstance(mode, Repair):
+        Mode(mode)  # raises for what is none
+        return None
+    return pb.Repair(share=mode.share) if mode.share is not None else pb.Repair(first=mode.first or 0)
 
 
 def _set_target(directive: pb.Directive, target: Target) -> None:

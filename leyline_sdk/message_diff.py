@@ -11,14 +11,14 @@ from typing import Any
 
 from leyline_sdk.edits import Edit, InMessage, clear, clear_reasoning, remove, replace_content, rerender
 from leyline_sdk.errors import APIError, InexpressibleChange
+from leyline_sdk.mode import EditMode
 from leyline_sdk.transcript import Message, Transcript
-from leyline_sdk.types import Mode
 from leyline_sdk.wire import content_text
 
 _KEYS = {"role", "content", "id", "reasoning", "tool_calls", "tool_call_id", "name"}
 
 
-def diff(transcript: Transcript, after: Sequence[Mapping[str, Any]], mode: Mode, policy: str) -> list[Edit]:
+def diff(transcript: Transcript, after: Sequence[Mapping[str, Any]], mode: EditMode, policy: str) -> list[Edit]:
     """The edits that turn the transcript into `after`.
 
     Raises InexpressibleChange for reordered, inserted, repeated or re-roled messages, and for other tool calls.
@@ -75,7 +75,7 @@ def _find(transcript: Transcript, message: Mapping[str, Any], taken: set[int]) -
     return None
 
 
-def _changes(old: Message, new: Mapping[str, Any], mode: Mode, policy: str) -> list[Edit]:
+def _changes(old: Message, new: Mapping[str, Any], mode: EditMode, policy: str) -> list[Edit]:
     unknown = sorted(key for key in new if key not in _KEYS)
     if unknown:
         raise _cant(f"message {old.id!r} got the unknown key {unknown[0]!r}", policy, old.id)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from leyline_sdk.edits import EarlierEdit, Edit, InMessage, Span
 from leyline_sdk.errors import PolicyError
 from leyline_sdk.foresee import changes_nothing, foresee, in_message, text_cut, text_of, touched
+from leyline_sdk.mode import stronger
 from leyline_sdk.policy import Policy, PolicyContext
 from leyline_sdk.text_cuts import TextCut, told_before
 from leyline_sdk.transcript import Message, Transcript
-from leyline_sdk.types import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,10 @@ def _collide(old: _Entry, new: _Entry) -> bool:
 
 
 def _joined(old: _Entry, new: _Entry) -> _Entry:
-    """One edit that does both. FORGET wins over AMORTIZE. Raises PolicyError when one edit can't say it."""
-    forgets = Mode.FORGET in (old.edit.mode, new.edit.mode)
+    """One edit that does both, in the stronger mode. Raises PolicyError when one edit can't say it."""
     both = replace(
         new.edit,
-        mode=Mode.FORGET if forgets else Mode.AMORTIZE,
+        mode=stronger(old.edit.mode, new.edit.mode),
         label=_named(old.edit.label, new.edit.label),
         allow_sink=old.edit.allow_sink or new.edit.allow_sink,
     )

@@ -17,8 +17,8 @@ from typing import Any
 from leyline_sdk.edits import Edit
 from leyline_sdk.errors import ConfigError
 from leyline_sdk.message_diff import diff
+from leyline_sdk.mode import EditMode, Mode
 from leyline_sdk.transcript import Message, Transcript
-from leyline_sdk.types import Mode
 
 BYTES_PER_TOKEN = 3.5  # of English text and code, where a session has nothing to measure by
 
@@ -122,7 +122,7 @@ class MessagePolicy(Policy):
     inserted or re-roled messages, other calls) raises InexpressibleChange.
     """
 
-    mode: Mode = Mode.AMORTIZE
+    mode: EditMode = Mode.AMORTIZE
 
     @abstractmethod
     def transform(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -136,14 +136,16 @@ class MessagePolicy(Policy):
         function: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
         *,
         name: str | None = None,
-        mode: Mode = Mode.AMORTIZE,
+        mode: EditMode = Mode.AMORTIZE,
     ) -> MessagePolicy:
         """A policy from an existing context-editing function."""
         return _FunctionPolicy(function, name or str(getattr(function, "__name__", "function")), mode)
 
 
 class _FunctionPolicy(MessagePolicy):
-    def __init__(self, function: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], name: str, mode: Mode) -> None:
+    def __init__(
+        self, function: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], name: str, mode: EditMode
+    ) -> None:
         self._function = function
         self._name = name
         self.mode = mode

@@ -10,18 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from leyline_sdk.mode import Mode
+
 MessageLike = str | Mapping[str, Any]
 """A user message as text, or an OpenAI-style dict: role, content, tool_calls, tool_call_id, id, reasoning."""
 
 ToolLike = Mapping[str, Any]
 """An OpenAI-style tool, with or without its {"type": "function", "function": ..} wrapping."""
-
-
-class Mode(StrEnum):
-    """What becomes of everything after an edited span."""
-
-    AMORTIZE = "AMORTIZE"  # it keeps its KV and moves
-    FORGET = "FORGET"  # it is computed again: nothing in the cache comes from what was cut
 
 
 class FinishReason(StrEnum):
@@ -125,6 +120,8 @@ class Receipt:
     """Messages that are no longer in the session."""
     label: str
     """The edit's label: a policy's name, or what you gave."""
+    repaired: int = 0
+    """Tokens after the span that have KV and are computed again; of a `share`, counted among `kept` until then."""
 
 
 @dataclass(frozen=True, slots=True)

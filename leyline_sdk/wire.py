@@ -17,6 +17,7 @@ from google.protobuf.message import Message as Proto
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import types as t
 from leyline_sdk.error_table import api_error
+from leyline_sdk.mode import Mode
 from leyline_sdk.transcript import Message, Part, Transcript
 
 Value = TypeVar("Value")
@@ -217,8 +218,8 @@ def receipt_from_pb(receipt: pb.Receipt) -> t.Receipt:
     )
 
 
-def mode_from_pb(mode: pb.Mode.ValueType) -> t.Mode:
-    return t.Mode.FORGET if mode == pb.MODE_FORGET else t.Mode.AMORTIZE
+def mode_from_pb(mode: pb.Mode.ValueType) -> Mode:
+    return Mode.FORGET if mode == pb.MODE_FORGET else Mode.AMORTIZE
 
 
 def cache_from_pb(cache: pb.CacheReport) -> t.CacheReport:

@@ -24,6 +24,7 @@ from leyline_server.engine.local import LocalEngine
 from leyline_server.model.chat.plain import PlainStream
 from leyline_server.model.chat.select import select_format
 from leyline_server.model.chat.template import load_renderer
+from leyline_server.model.deviation import DeviationProbe
 from leyline_server.model.load import LoadedModel, load
 from leyline_server.model.tokenizer import TextTokenizer
 from leyline_server.service import LeylineService
@@ -207,6 +208,7 @@ def _info(
         "APPEND": "",
         "FORGET": "",
         "AMORTIZE": model.rotary.reason,
+        "REPAIR_SHARE": model.rotary.reason or DeviationProbe.refused(model),
         "MESSAGES": lacking.get("MESSAGES", ""),
         "TOOLS": lacking.get("TOOLS", ""),
         "REASONING": lacking.get("REASONING", ""),

@@ -16,6 +16,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto.changes import AppliedCut
 from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules, resolve
+from leyline_proto.repair import NO_REPAIR
 from leyline_sdk.testing import rows as kv
 from leyline_sdk.testing.byte_format import ByteFormat
 from leyline_sdk.testing.generating import Generating
@@ -78,33 +79,40 @@ def edit(
     conversation, applied = conversation.edit(cuts, hashes)
     rows, kept = state.rows, dict(state.kept)
     receipts: dict[int, pb.Receipt] = {}
+    forget_from = min((cut.start for cut in cuts if cut.mode == pb.MODE_FORGET), default=len(rows))
+    until = len(rows)
     for one in applied:
         cut = one.cut
         before, removed, rest = rows, rows[cut.start : cut.end], rows[cut.end :]
         rows = kv.spliced(rows, cut)
         forgets = cut.mode == pb.MODE_FORGET
+        behind, shift = cut.start + len(cut.ids), len(cut.ids) - len(removed)
+        repair = cut.repair if cut.start < forget_from else NO_REPAIR
+        rows, num_repaired = kv.with_repair(rows, repair, behind, until + shift)
+        if removed or cut.ids:
+            until = cut.start
         if forgets:
             kept = {edit_id: tuple(row.pending for row in back) for edit_id, back in kept.items()}
         else:
             kept[one.edit_id] = removed
         kept.pop(cut.forgets, None)
-        tail = cut.start + len(cut.ids)
         dropped = kv.slots((*removed, *rest)) if forgets else set[int]()
         receipts[one.index] = pb.Receipt(
             edit_id=one.edit_id,
             mode=cut.mode,
             removed=len(removed),
             inserted=len(cut.ids),
-            shift=len(cut.ids) - len(removed),
-            kept=len(kv.slots(rows[tail:])),
-            turned=kv.num_turned(rows, tail),
-            to_compute=kv.num_pending(rows),
+            shift=shift,
+            kept=len(kv.slots(rows[behind:])),
+            turned=kv.num_turned(rows, behind),
+            to_compute=kv.num_pending(rows) + kv.num_to_repair(rows),
             freed=world.in_use(kv.slots(before)) - world.in_use(kv.slots(rows)),
             exact_upto=kv.exact_upto(rows),
-            influence_remains=bool(kv.slots(removed)) and not forgets and bool(kv.slots(rows[tail:])),
+            influence_remains=bool(kv.slots(removed)) and not forgets and bool(kv.slots(rows[behind:])),
             held_elsewhere=world.held_by(dropped),
             removed_message_ids=one.removed_message_ids,
             label=cut.label,
+            repaired=num_repaired,
         )
     for one in applied:
         receipts[one.index].at = conversation.log.where(one.edit_id)
@@ -118,6 +126,7 @@ def computed(state: State, again_from: int | None = None) -> tuple[State, pb.Cac
     if again_from is not None:
         rows = (*rows[:again_from], *(row.pending for row in rows[again_from:]))
     cold = not kv.slots(rows)
+    rows = kv.repaired(rows)
     first = next((i for i, row in enumerate(rows) if not row.slot), None)
     report = pb.CacheReport(
         kept=len(rows) - kv.num_pending(rows),

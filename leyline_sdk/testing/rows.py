@@ -5,12 +5,14 @@ Owns what edits and computation do to the list; numbers good enough for receipts
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.directives import Cut
+from leyline_proto.repair import Repair, num_of_share
 
 _slots = count(1)
 
@@ -23,6 +25,7 @@ class Row:
     slot: int = 0
     written_at: int = 0
     exact: bool = False
+    doubt: float = 0.0  # the share of its like that is computed again
 
     @property
     def pending(self) -> Row:
@@ -57,6 +60,24 @@ def num_turned(rows: Sequence[Row], start: int = 0) -> int:
     return sum(bool(row.slot) and row.written_at != i for i, row in enumerate(rows) if i >= start)
 
 
+def num_to_repair(rows: Sequence[Row]) -> int:
+    """How many of the rows in doubt will be computed again."""
+    doubts = Counter(row.doubt for row in rows if row.slot and row.doubt)
+    return sum(num_of_share(count, share) for share, count in doubts.items())
+
+
+def repaired(rows: Rows) -> Rows:
+    """With the rows to repair pending. Nothing here deviates: the first of them are taken."""
+    left = Counter(row.doubt for row in rows if row.slot and row.doubt)
+    left = Counter({share: num_of_share(count, share) for share, count in left.items()})
+    out: list[Row] = []
+    for row in rows:
+        again = bool(row.slot) and left[row.doubt] > 0
+        left[row.doubt] -= again
+        out.append(row.pending if again else replace(row, doubt=0.0) if row.doubt else row)
+    return tuple(out)
+
+
 def computed(rows: Sequence[Row]) -> Rows:
     """With a row for every pending token, exact where all before it is."""
     out: list[Row] = []
@@ -77,6 +98,18 @@ def spliced(rows: Rows, cut: Cut) -> Rows:
     elif cut.ids or cut.end > cut.start:
         rest = tuple(replace(row, exact=False) for row in rest)
     return (*rows[: cut.start], *pending(cut.ids), *rest)
+
+
+def with_repair(rows: Rows, repair: Repair, start: int, end: int) -> tuple[Rows, int]:
+    """The list with the repair of a cut whose kept rows are [start, end), and how many are computed again."""
+    first = len(rows) if repair.share == 1 else repair.first
+    behind = rows[start:end]
+    known = num_of_share(len(slots(behind)), repair.share) if 0 < repair.share < 1 else len(slots(behind[:first]))
+    if 0 < repair.share < 1:
+        behind = tuple(replace(row, doubt=max(row.doubt, repair.share)) for row in behind)
+    else:
+        behind = (*(row.pending for row in behind[:first]), *behind[first:])
+    return (*rows[:start], *behind, *rows[end:]), known
 
 
 def restored(rows: Rows, at: int, inserted: int, back: Rows) -> Rows:

@@ -30,6 +30,7 @@ _PAGE: Final = 50
 _FEATURES: Final = {
     "AMORTIZE": "",
     "FORGET": "",
+    "REPAIR_SHARE": "",
     "TOOLS": "",
     "REASONING": "",
     "CONSTRAINED_OUTPUT": "sampling has no grammar",

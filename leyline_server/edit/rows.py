@@ -11,18 +11,21 @@ cleared or restored, and the position needs no check of its own.
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leyline_proto.repair import num_of_share
 from leyline_server.cache.slots import PENDING, Slots, SlotTable, indices
 
 Ids = NDArray[np.int32]
 Contexts = NDArray[np.uint64]
+Doubt = NDArray[np.float64]
 Span = tuple[int, int, Ids, Slots]
 """[start, end) of a list, and the entries that take its place."""
 _KEY = int.from_bytes(os.urandom(16))  # a constant of the process: texts can't be made to collide
@@ -38,6 +41,9 @@ class Rows:
     Two bounds spare others a look at the whole list. They follow from how the list was made, and may be too low:
     known_exact: entries below it are exact. own_text_upto: entries below it hold a row that was computed from this
     very text, or one of context 0, or none.
+
+    doubt [n] float64, None where all is 0: of the entries of one value, that share is computed again by the next
+    request, those whose rows deviate most from what they would be now. Entries without KV don't count.
     """
 
     ids: Ids
@@ -46,6 +52,7 @@ class Rows:
     _hashed: int = 0
     known_exact: int = 0
     own_text_upto: int = 0
+    doubt: Doubt | None = None
 
     @staticmethod
     def empty() -> Rows:
@@ -81,7 +88,8 @@ class Rows:
     def truncated(self, length: int) -> Rows:
         known, own = min(self.known_exact, length), min(self.own_text_upto, length)
         hashed = min(self._hashed, length)
-        return Rows(self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own)
+        doubt = None if self.doubt is None else self.doubt[:length]
+        return Rows(self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own, doubt)
 
     def spliced(self, start: int, end: int, ids: Ids, slots: Slots) -> Rows:
         """[start, end) gives way to these entries; what follows keeps its slots and moves."""
@@ -89,11 +97,14 @@ class Rows:
 
     def edited(self, spans: Sequence[Span]) -> Rows:
         """Several disjoint spans, ascending, give way at once."""
-        ids, slots, upto = [], [], 0
+        ids, slots, doubts, upto = [], [], [], 0
         for start, end, new_ids, new_slots in spans:
             ids += [self.ids[upto:start], new_ids]
             slots += [self.slots[upto:start], new_slots]
+            if self.doubt is not None:
+                doubts += [self.doubt[upto:start], np.zeros(len(new_ids))]
             upto = end
+        doubt = None if self.doubt is None else np.concatenate([*doubts, self.doubt[upto:]])
         all_ids = np.concatenate([*ids, self.ids[upto:]])
         all_slots = np.concatenate([*slots, self.slots[upto:]])
         first = spans[0][0] if spans else len(self)
@@ -103,21 +114,72 @@ class Rows:
         own = min(self.own_text_upto, first)
         if own == first == len(self) and all(np.all(new == PENDING) for *_, new in spans):
             own = len(all_ids)
-        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own)
+        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own, doubt)
 
     def pending_from(self, start: int) -> Rows:
         """Every entry from `start` on becomes pending."""
+        rows = self.made_pending(np.arange(start, len(self)))
+        if self.own_text_upto >= start:
+            object.__setattr__(rows, "own_text_upto", len(self))
+        return rows
+
+    def made_pending(self, index: NDArray[np.int64]) -> Rows:
+        """The entries at `index`, ascending, become pending."""
         new = self.slots.copy()
-        new[start:] = PENDING
-        own = len(self) if self.own_text_upto >= start else self.own_text_upto
-        return Rows(self.ids, new, self._contexts, self._hashed, min(self.known_exact, start), own)
+        new[index] = PENDING
+        known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
+        return replace(self, slots=new, known_exact=known)
+
+    def doubted(self, start: int, end: int, share: float) -> Rows:
+        """[start, end) are in doubt, if not more so already."""
+        doubt = np.zeros(len(self)) if self.doubt is None else self.doubt.copy()
+        doubt[start:end] = np.maximum(doubt[start:end], share)
+        return replace(self, doubt=doubt)
 
     def filled(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
         """The entries at `index`, ascending, get these slots: fresh ones, or rows computed from this text."""
         new = self.slots.copy()
         new[index] = slots
         known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
-        return Rows(self.ids, new, self._contexts, self._hashed, known, self.own_text_upto)
+        rows = replace(self, slots=new, known_exact=known)
+        return rows if self.doubt is None else rows.settled(index)
+
+    # ------------------------------------------------------------ what is in doubt
+
+    @property
+    def in_doubt(self) -> NDArray[np.int64]:
+        """The indices of rows in doubt, ascending."""
+        none = np.zeros(0, np.int64)
+        return none if self.doubt is None else np.flatnonzero((self.doubt > 0) & (self.slots >= 0))
+
+    @property
+    def num_to_repair(self) -> int:
+        """How many of them will be computed again."""
+        return sum(count for _, count in self._doubts())
+
+    def to_repair(self, deviation: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Which of them, ascending: those that deviate most. deviation [number in doubt]; of equal ones the first."""
+        by_index = dict(zip(self.in_doubt.tolist(), deviation.tolist(), strict=True))
+        chosen = [
+            heapq.nsmallest(count, index.tolist(), key=lambda i: (-by_index[i], i)) for index, count in self._doubts()
+        ]
+        return np.sort(np.array([i for group in chosen for i in group], np.int64))
+
+    def settled(self, index: NDArray[np.int64] | None = None) -> Rows:
+        """The entries at `index`, or all, are in doubt no more."""
+        if self.doubt is None or index is None:
+            return replace(self, doubt=None)
+        doubt = self.doubt.copy()
+        doubt[index] = 0
+        return replace(self, doubt=doubt if doubt.any() else None)
+
+    def _doubts(self) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """The rows of each share, and how many of them that is."""
+        index = self.in_doubt
+        of = np.zeros(0) if self.doubt is None else self.doubt[index]
+        for share in np.unique(of):
+            group = index[of == share]
+            yield group, num_of_share(len(group), float(share))
 
     # ------------------------------------------------------------ what the slots say
 

@@ -19,13 +19,20 @@ from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indi
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.sequence import SequenceState
+from leyline_server.model.deviation import DeviationProbe
 
 
 class Admission:
     def __init__(
-        self, cache: KVCache, requests: RequestTable, sequences: dict[SequenceId, SequenceState], max_queue: int
+        self,
+        cache: KVCache,
+        requests: RequestTable,
+        sequences: dict[SequenceId, SequenceState],
+        max_queue: int,
+        deviations: DeviationProbe,
     ) -> None:
         self._cache = cache
+        self._deviations = deviations
         self._requests = requests
         self._sequences = sequences
         self._max_queue = max_queue
@@ -162,9 +169,15 @@ class Admission:
         free = self._cache.table.num_slots - self._num_held - self._reserved
         slots = np.concatenate([request.sequence.rows.slots for request in requests])
         fresh = slots[(slots >= 0) & (self._held_by[indices(slots)] == 0)]
-        needs = sum(request.needs for request in requests)
+        needs = sum(request.needs + self._shared_repairs(request) for request in requests)
         # Lists may share slots: what looks too much is counted again.
         return len(fresh) + needs <= free or len(counted(fresh)[0]) + needs <= free
+
+    def _shared_repairs(self, request: LocalRequest) -> int:
+        """Slots that repairs need beside those they replace, because a running request holds those too."""
+        rows = request.sequence.rows
+        held = int(np.count_nonzero(self._held_by[rows.slots[rows.in_doubt]]))
+        return min(held, rows.num_to_repair) if held else 0
 
     def _hold(self, slots: Slots) -> NDArray[np.intp]:
         """One more running request holds these slots. Returns them, each once."""
@@ -182,19 +195,26 @@ class Admission:
     def _start(self, request: LocalRequest) -> None:
         state = request.sequence
         rows = state.rows
-        before = rows.num_pending
-        kept = len(rows) - before
-        request.reserved = request.needs
+        nothing_to_do = rows.num_pending + rows.num_to_repair == 0
         if request.params is not None and rows.slots[-1] >= 0:
             # Logits come from evaluating the last token against the list as it is now, into a fresh slot.
             request.old_last = rows.slots[-1:].copy()
             state.rows = rows.filled(np.array([len(rows) - 1]), PENDING)
-            kept -= 1
         hits = self._take_prefix(state)
+        self._hold(request.old_last)
+        delta = state.rows.delta(self._cache.table)
+        try:
+            request.row = self._requests.take(state.rows.slots, delta)
+            self._choose_repairs(state, request.row)
+        except Exception as error:  # the device has no memory left, or the model failed
+            if request.row is not None:
+                self._requests.give(request.row)
+                request.row = None
+            self.fail(request, error)
+            return
         rows, pending = state.rows, state.rows.pending
-        delta = rows.delta(self._cache.table)
-        turned = int(np.count_nonzero(delta))
-        if not before:
+        turned = int(np.count_nonzero(delta[rows.slots >= 0]))
+        if nothing_to_do:
             reason = MissReason.APPEND
         elif state.evicted:
             reason = MissReason.EVICTED
@@ -204,25 +224,41 @@ class Admission:
             reason = MissReason.EDIT if state.edited else MissReason.APPEND
         report = HitReport(
             prefix_hit=hits,
-            kept=kept,
+            kept=len(rows) - len(pending) - hits,
             turned=turned,
             computed=len(pending),
             first_divergence=int(pending[0]) if len(pending) else None,
             reason=reason,
         )
-        self._hold(request.old_last)
-        try:
-            request.row = self._requests.take(rows.slots, delta)
-        except Exception as error:  # the device has no memory left
-            self.fail(request, error)
-            return
         state.evicted = state.edited = state.cold = False
         request.length, request.pending, request.turned = len(rows), pending, turned > 0
         request.held = self._hold(rows.slots)
-        request.reserved -= hits
+        request.reserved = request.needs
         self._reserved += request.reserved
         self.running.append(request)
         request.listener.started(report)
+
+    def _choose_repairs(self, state: SequenceState, row: int) -> None:
+        """Of the rows in doubt those that deviate most become pending; the others are in doubt no more.
+
+        Entries without KV in front of them have a part in that: they are computed as far as it takes, and again later.
+        """
+        rows, doubted = state.rows, state.rows.in_doubt
+        if not len(doubted):
+            state.rows = rows.settled()
+            return
+        pending = rows.pending
+        index = np.union1d(pending[pending < doubted[-1]], doubted)
+        stored = rows.slots[index]
+        fresh = np.full(len(index), PENDING, np.int32)
+        try:
+            fresh[stored < 0] = self.allocate(index[stored < 0].astype(np.int32))
+            deviation = self._deviations.measure(row, rows.ids[index], index, fresh, stored)
+        finally:
+            self._cache.release(fresh[fresh >= 0])
+        again = rows.to_repair(deviation[stored >= 0])
+        state.rows = rows.made_pending(again).settled()
+        self._cache.release(rows.slots[again])
 
     def _take_prefix(self, state: SequenceState) -> int:
         """Pending entries at the front take slots of the prefix tree. Returns how many.

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from leyline_proto.refusal import Refusal
+from leyline_proto.repair import NO_REPAIR, Repair
 from leyline_server.sampling import SamplingParams
 
 SequenceId = int
@@ -26,6 +27,7 @@ class RowEdit:
 
     forget: what follows is computed again, and the rows leave the caches; else they are kept for undo as `edit_id`.
     forgotten: earlier edits whose kept rows and text go for good. stale: those whose rows go and whose text stays.
+    repair: what is computed again behind the span, unless it forgets.
     """
 
     start: int
@@ -35,11 +37,16 @@ class RowEdit:
     forget: bool = False
     forgotten: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    repair: Repair = NO_REPAIR
 
 
 @dataclass(frozen=True, slots=True)
 class RowReceipt:
-    """What one edit did, in entries; `at`, `kept`, `turned`, `to_compute` and `exact_upto` are of the final list."""
+    """What one edit did, in entries; `at`, `kept`, `turned`, `to_compute` and `exact_upto` are of the final list.
+
+    repaired: entries with KV that it has computed again; `to_compute` counts them. Which ones those of a share are is
+    not known before the next request: until then they are among `kept` and `turned`, and not among `freed`.
+    """
 
     at: int
     removed: int
@@ -51,6 +58,7 @@ class RowReceipt:
     exact_upto: int
     influence_remains: bool
     held_elsewhere: tuple[SequenceId, ...] = ()
+    repaired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,11 @@ class Engine(Protocol):
     @property
     def amortize_refused(self) -> str:
         """Why rows can't move in this model; empty when they can."""
+        ...
+
+    @property
+    def repair_share_refused(self) -> str:
+        """Why it can't be measured which rows deviate; empty when it can."""
         ...
 
     def open(self, namespace: Namespace) -> SequenceId: ...

@@ -7,6 +7,7 @@ calls it; a request's part of a step is committed whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.request_table import RequestTable
 from leyline_server.edit.plan import plan
-from leyline_server.edit.rows import Rows
+from leyline_server.edit.rows import Doubt, Rows
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import (
     EngineStats,
@@ -32,6 +33,7 @@ from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.sequence import SequenceState
 from leyline_server.engine.stepper import Stepper
 from leyline_server.model.batch import HANDICAP, Form
+from leyline_server.model.deviation import DeviationProbe
 from leyline_server.model.load import LoadedModel
 from leyline_server.model.runner import Runner
 from leyline_server.sampling import Sampler
@@ -64,19 +66,18 @@ class LocalEngine:
         )
         self.cache = KVCache(pool)
         self.sequences: dict[SequenceId, SequenceState] = {}
+        self._doubts: dict[SequenceId, Doubt | None] = {}  # of checkpoints
         self._next_id = 1
         self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
         self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP[device.type]))
         self.runner.warm_up()
-        self._admission = Admission(self.cache, self._requests, self.sequences, max_queue)
+        probe = DeviationProbe(model, pool, self._requests, self.runner.form, prefill_chunk)
+        self._admission = Admission(self.cache, self._requests, self.sequences, max_queue, probe)
         ahead = device.type == "cuda" if ahead is None else ahead
         chunks = (prefill_chunk, alone_chunk or prefill_chunk)
         self._stepper = Stepper(self.runner, self.cache, self._admission, chunks, ahead)
-        self._rotary = model.rotary
-
-    @property
-    def amortize_refused(self) -> str:
-        return self._rotary.reason
+        self.amortize_refused = model.rotary.reason
+        self.repair_share_refused = DeviationProbe.refused(model)
 
     # ------------------------------------------------------------ sequences
 
@@ -137,6 +138,7 @@ class LocalEngine:
             if item.edit.forget:
                 forget(self.cache, state, item, influences.pop(0))
             self.cache.release(item.slots)
+            self.cache.release(item.repaired)
         self.cache.release(planned.tail_slots)
         return told
 
@@ -157,6 +159,7 @@ class LocalEngine:
         self._next_id += 1
         self.cache.kept.copy(sequence, owner)
         self.cache.kept.keep((owner, ""), state.rows.ids, state.rows.slots, self.cache.tick())
+        self._doubts[owner] = state.rows.doubt
         return owner
 
     def rollback(self, sequence: SequenceId, checkpoint: SequenceId) -> None:
@@ -164,7 +167,7 @@ class LocalEngine:
         ids, slots = self.cache.kept.get((checkpoint, ""))
         self.cache.retain(slots)
         gone = state.rows.slots
-        state.rows = Rows.empty().spliced(0, 0, ids, slots)
+        state.rows = replace(Rows.empty().spliced(0, 0, ids, slots), doubt=self._doubts[checkpoint])
         self.cache.release(gone)
         self._drop_kept(sequence)
         self.cache.kept.copy(checkpoint, sequence)
@@ -172,6 +175,7 @@ class LocalEngine:
         self.discard(checkpoint)
 
     def discard(self, checkpoint: SequenceId) -> None:
+        del self._doubts[checkpoint]
         self._drop_kept(checkpoint)
 
     def _drop_kept(self, owner: SequenceId) -> None:

@@ -22,8 +22,9 @@ def receipts(
     rows, table = plan.rows, cache.table
     first = min((item.at for item in plan.edits), default=len(rows))
     has_kv, turned = rows.slots[first:] >= 0, rows.turned(table, first)
-    num_pending, exact_upto = rows.num_pending, rows.exact_upto(table)
-    freed = table.falls(_going(plan))
+    to_compute, exact_upto = rows.num_pending + rows.num_to_repair, rows.exact_upto(table)
+    going = _going(plan)
+    freed = table.falls(going)
     out: list[RowReceipt] = []
     influences: list[Influence] = []
     for index, item in enumerate(plan.edits):
@@ -41,11 +42,12 @@ def receipts(
                 inserted=len(item.edit.ids),
                 kept=kept,
                 turned=int(np.count_nonzero(turned[after:])),
-                to_compute=num_pending,
+                to_compute=to_compute,
                 freed=freed[index],
                 exact_upto=exact_upto,
                 influence_remains=computed_from_it and kept > 0,
                 held_elsewhere=elsewhere,
+                repaired=item.num_repaired,
             )
         )
     return out, influences
@@ -53,7 +55,7 @@ def receipts(
 
 def _going(plan: Plan) -> list[Slots]:
     """The slots that leave the list, edit by edit; the tail goes with the first FORGET."""
-    going = [item.slots for item in plan.edits]
+    going = [np.concatenate([item.slots, item.repaired]) if len(item.repaired) else item.slots for item in plan.edits]
     forget = next((index for index, item in enumerate(plan.edits) if item.edit.forget), None)
     if forget is not None:
         going[forget] = np.concatenate([going[forget], plan.tail_slots])

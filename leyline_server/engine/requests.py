@@ -58,8 +58,8 @@ class LocalRequest:
 
     @property
     def needs(self) -> int:
-        """Slots for what is pending, and for the tokens it may generate but the last, which stays pending. To be asked
-        before it is admitted."""
+        """Slots for what is pending, and for the tokens it may generate but the last, which stays pending. Not asked
+        once it was launched."""
         rows = self.sequence.rows
         if self.params is None:
             return rows.num_pending

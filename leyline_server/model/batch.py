@@ -177,6 +177,28 @@ def unpack(sent: Tensor, size: PassSize) -> dict[str, Tensor]:
     return {name: sent[start:end] for name, start, end in size.spans()}
 
 
+def packed(on: dict[str, Tensor], size: PassSize, turned: bool, table: RequestTable) -> Batch:
+    """The batch of a packed pass, from its columns on the device. Its entries are patched in the request table."""
+    positions, slots = on["positions"].long(), on["slots"].long()
+    table.patch(on["rows"].long(), positions, slots)
+    queries: Extend | Expanded = Extend(on["q_indptr"], on["positions"])
+    if size.entries:
+        kv_slots, kv_delta = lists(on["kv_start"], on["kv_indptr"], size.entries, table)
+        queries = Expanded(on["q_indptr"], on["positions"], on["kv_indptr"], kv_slots, kv_delta if turned else None)
+    return Batch(
+        ids=on["ids"].long()[None],
+        positions=positions[None],
+        write_slots=slots,
+        sampled=on["last"].long(),
+        kv_start=on["kv_start"],
+        kv_len=on["kv_len"],
+        kv_slots=table.kv_slots.view(-1),
+        kv_delta=table.kv_delta.view(-1) if turned else None,
+        max_len=table.width,
+        queries=queries,
+    )
+
+
 def num_pairs(parts: Sequence[PrefillPart]) -> int:
     """Pairs of a query and an entry, as if every query saw all of its list."""
     return sum(len(part.ids) * part.kv_len for part in parts)

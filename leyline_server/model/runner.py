@@ -22,14 +22,12 @@ from leyline_server.cache.request_table import RequestTable
 from leyline_server.model.attention import PoolCache, forward
 from leyline_server.model.batch import (
     Batch,
-    Expanded,
-    Extend,
     Form,
     PassSize,
     PrefillPart,
-    lists,
     num_pairs,
     pack,
+    packed,
     unpack,
 )
 from leyline_server.model.graphs import Graphs, Pass, batch_sizes
@@ -244,25 +242,7 @@ class Runner:
         """`on`: the columns of `size`. Returns for each part the logits after its last token [P, vocab], the greedy
         token [P], whether its rows and logits are finite, and the request-table row that its token goes to. Nothing in
         it asks the host."""
-        table = self._table
-        positions, slots = on["positions"].long(), on["slots"].long()
-        table.patch(on["rows"].long(), positions, slots)
-        queries: Extend | Expanded = Extend(on["q_indptr"], on["positions"])
-        if size.entries:
-            kv_slots, kv_delta = lists(on["kv_start"], on["kv_indptr"], size.entries, table)
-            queries = Expanded(on["q_indptr"], on["positions"], on["kv_indptr"], kv_slots, kv_delta if turned else None)
-        batch = Batch(
-            ids=on["ids"].long()[None],
-            positions=positions[None],
-            write_slots=slots,
-            sampled=on["last"].long(),
-            kv_start=on["kv_start"],
-            kv_len=on["kv_len"],
-            kv_slots=table.kv_slots.view(-1),
-            kv_delta=table.kv_delta.view(-1) if turned else None,
-            max_len=table.width,
-            queries=queries,
-        )
+        slots, batch = on["slots"].long(), packed(on, size, turned, self._table)
         logits = self._forward(batch)
         bad = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         bad.index_add_(0, on["owner"].long(), (~self._rows_finite(slots)).long())

@@ -115,7 +115,7 @@ def _hash(ids: Sequence[int]) -> str:
 
 def _row_edit(cut: Cut, applied: AppliedCut, after: Conversation) -> RowEdit:
     if cut.mode != pb.MODE_FORGET:
-        return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id)
+        return RowEdit(cut.start, cut.end, cut.ids, applied.edit_id, repair=cut.repair)
     log, edit_id = after.log, applied.edit_id
     forgotten = log.lost_to(edit_id, cut.forgets)
     stale = [one for one in log.behind(edit_id) if one not in forgotten]
@@ -140,4 +140,5 @@ def _receipt(cut: Cut, applied: AppliedCut, row: RowReceipt, names: Names, dry_r
         held_elsewhere=sorted(elsewhere[s] for s in row.held_elsewhere if s in elsewhere),
         removed_message_ids=applied.removed_message_ids,
         label=cut.label,
+        repaired=row.repaired,
     )

@@ -103,4 +103,5 @@ class Serving:
             self.limits.sink_tokens,
             lambda start, end: self.engine.ids(session.sequence, start, end),
             self.engine.amortize_refused,
+            self.engine.repair_share_refused,
         )

@@ -15,8 +15,8 @@ from leyline_policies.triggers import TriggerLike, check_trigger, fires
 from leyline_sdk.edits import Edit
 from leyline_sdk.errors import ConfigError
 from leyline_sdk.foresee import foresee
+from leyline_sdk.mode import EditMode, Mode, check_mode
 from leyline_sdk.policy import Policy, PolicyContext
-from leyline_sdk.types import Mode
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Batching(Policy):
     """See the module.
 
     Attributes:
-        mode: AMORTIZE keeps the KV of what follows an edit; FORGET computes it again.
+        mode: AMORTIZE keeps the KV of what follows an edit; FORGET computes it again; a `Repair` keeps part of it.
         trigger: act only when this fires; a list: when any does.
         every: act only in every n-th turn, so that edits come in batches.
         clear_at_least: do nothing unless this many tokens would go.
@@ -46,7 +46,7 @@ class Batching(Policy):
         min_tokens: leave alone what is smaller than this.
     """
 
-    mode: Mode = Mode.AMORTIZE
+    mode: EditMode = Mode.AMORTIZE
     trigger: TriggerLike = None
     every: int = 1
     clear_at_least: int = 0
@@ -59,7 +59,7 @@ class Batching(Policy):
         self._check_count("clear_at_least", self.clear_at_least, 0)
         self._check_count("keep_first", self.keep_first, 0)
         self._check_count("min_tokens", self.min_tokens, 0)
-        self._check_one_of("mode", self.mode, list(Mode))
+        check_mode(self.name, self.mode)
         triggers = check_trigger(self.name, self.trigger)
         if self.clear_at_most is not None:
             self._check_count("clear_at_most", self.clear_at_most, max(1, self.clear_at_least))

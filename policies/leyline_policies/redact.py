@@ -10,10 +10,10 @@ from typing import Any, Literal
 from leyline_policies.facts import count_parts
 from leyline_sdk.edits import Edit, cut_text, rerender
 from leyline_sdk.errors import ConfigError, PolicyError
+from leyline_sdk.mode import EditMode, Mode, check_mode
 from leyline_sdk.policy import Policy, PolicyContext
 from leyline_sdk.text_cuts import TextCut, cut, then
 from leyline_sdk.transcript import Message
-from leyline_sdk.types import Mode
 
 Pattern = str | re.Pattern[str]
 
@@ -46,7 +46,7 @@ class Redact(Policy):
     replacement: str = "[redacted]"
     protected: Literal["redact", "leave", "raise"] = "redact"
     roles: Collection[str] | None = None
-    mode: Mode = Mode.FORGET
+    mode: EditMode = Mode.FORGET
     _patterns: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +61,7 @@ class Redact(Policy):
             raise ConfigError(f"Redact: protected={self.protected!r} is none of redact, leave, raise")
         if isinstance(self.roles, str):
             object.__setattr__(self, "roles", (self.roles,))
-        if self.mode not in list(Mode):
-            raise ConfigError(f"Redact: mode={self.mode!r} is none of {', '.join(Mode)}")
+        check_mode("Redact", self.mode)
 
     @property
     def edits_protected(self) -> bool:

@@ -15,6 +15,7 @@ from leyline_proto.chat_format import ChatFormat
 from leyline_proto.edit_log import EditLog
 from leyline_proto.messages import check_message
 from leyline_proto.refusal import Refusal, check_length
+from leyline_proto.repair import NO_REPAIR, Repair, repair_of
 from leyline_proto.spans import CONTENT_KINDS, REASONING, TEXT, Call, MessageEntry, SpanTable
 
 
@@ -35,6 +36,7 @@ class Cut:
     forgets: str = ""
     behind_r: int = 0
     joined: bool = False  # another directive's cut does what this one asks for
+    repair: Repair = NO_REPAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Rules:
     sink_tokens: int
     token_range: Callable[[int, int], Sequence[int]]
     amortize_refused: str = ""
+    repair_share_refused: str = ""
 
 
 _AROUND: Final = 16  # tokens on each side of a cut in which a character that it splits would lie
@@ -85,6 +88,7 @@ def _resolve_one(
     if directive.mode not in (pb.MODE_UNSPECIFIED, pb.MODE_AMORTIZE, pb.MODE_FORGET):
         raise Refusal("INVALID_ARGUMENT", f"unknown mode {directive.mode}", field="mode", value=directive.mode)
     mode = directive.mode or pb.MODE_AMORTIZE
+    repair = repair_of(directive, mode, rules.repair_share_refused)
     if directive.WhichOneof("target") == "edit_id":
         return _forget_edit(directive, mode, log)
     rendered: MessageEntry | None = None
@@ -93,7 +97,8 @@ def _resolve_one(
         ids, rendered = _replacement(directive, table, rules, tools)
     else:
         start, end, ids = chars.start, chars.end, chars.ids
-        mode = pb.MODE_FORGET if chars.forget else mode
+        if chars.forget:
+            mode, repair = pb.MODE_FORGET, NO_REPAIR
         check_length("the replacement", len(ids), rules.max_replacement)
     if mode == pb.MODE_AMORTIZE:
         if rules.amortize_refused:
@@ -114,7 +119,8 @@ def _resolve_one(
     table.check_cut(start, end)
     for index in (start, end) if chars is None else ():
         _check_character(index, table, rules)
-    return Cut(start, end, ids, mode, directive.label, rendered, joined=chars is not None and chars.joined)
+    joined = chars is not None and chars.joined
+    return Cut(start, end, ids, mode, directive.label, rendered, joined=joined, repair=repair)
 
 
 def _forget_edit(directive: pb.Directive, mode: pb.Mode.ValueType, log: EditLog) -> Cut:

@@ -93,7 +93,7 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
     """AMORTIZE"""
     MODE_AMORTIZE: _Mode.ValueType  # 1
-    """what follows keeps its KV and moves"""
+    """what follows keeps its KV and moves, but for what `repair` names"""
     MODE_FORGET: _Mode.ValueType  # 2
     """what follows is computed again"""
 
@@ -103,7 +103,7 @@ class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
 MODE_UNSPECIFIED: Mode.ValueType  # 0
 """AMORTIZE"""
 MODE_AMORTIZE: Mode.ValueType  # 1
-"""what follows keeps its KV and moves"""
+"""what follows keeps its KV and moves, but for what `repair` names"""
 MODE_FORGET: Mode.ValueType  # 2
 """what follows is computed again"""
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
@@ -1248,6 +1248,7 @@ class Directive(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ALLOW_SINK_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
     tool_call_id: _builtins.str
     """The content of the result that answers this call."""
     edit_id: _builtins.str
@@ -1270,6 +1271,10 @@ class Directive(_message.Message):
     def rendered(self) -> Global___Message:
         """with a message target, whole: the message rendered anew"""
 
+    @_builtins.property
+    def repair(self) -> Global___Repair:
+        """AMORTIZE only"""
+
     def __init__(
         self,
         *,
@@ -1283,10 +1288,11 @@ class Directive(_message.Message):
         mode: Global___Mode.ValueType = ...,
         allow_sink: _builtins.bool = ...,
         label: _builtins.str = ...,
+        repair: Global___Repair | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["edit_id", b"edit_id", "message", b"message", "rendered", b"rendered", "replacement", b"replacement", "span", b"span", "target", b"target", "text", b"text", "token_ids", b"token_ids", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edit_id", b"edit_id", "message", b"message", "rendered", b"rendered", "repair", b"repair", "replacement", b"replacement", "span", b"span", "target", b"target", "text", b"text", "token_ids", b"token_ids", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_sink", b"allow_sink", "edit_id", b"edit_id", "label", b"label", "message", b"message", "mode", b"mode", "rendered", b"rendered", "replacement", b"replacement", "span", b"span", "target", b"target", "text", b"text", "token_ids", b"token_ids", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_sink", b"allow_sink", "edit_id", b"edit_id", "label", b"label", "message", b"message", "mode", b"mode", "rendered", b"rendered", "repair", b"repair", "replacement", b"replacement", "span", b"span", "target", b"target", "text", b"text", "token_ids", b"token_ids", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_replacement: _TypeAlias = _typing.Literal["text", "token_ids", "rendered"]  # noqa: Y015
     _WhichOneofArgType_replacement: _TypeAlias = _typing.Literal["replacement", b"replacement"]  # noqa: Y015
@@ -1298,6 +1304,36 @@ class Directive(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
 Global___Directive: _TypeAlias = Directive  # noqa: Y015
+
+@_typing.final
+class Repair(_message.Message):
+    """What is computed again behind the span though it has KV: the dial from AMORTIZE to FORGET. Nothing in it is
+    "behind the span" that stands behind the next span of the same call.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """>= 0: the first tokens behind the span"""
+    share: _builtins.float
+    """(0, 1]: of the tokens behind it that have KV, those whose latents deviate most from what they would be now; 1: all"""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "first", b"first", "share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "first", b"first", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_amount: _TypeAlias = _typing.Literal["first", "share"]  # noqa: Y015
+    _WhichOneofArgType_amount: _TypeAlias = _typing.Literal["amount", b"amount"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_amount) -> _WhichOneofReturnType_amount | None: ...
+
+Global___Repair: _TypeAlias = Repair  # noqa: Y015
 
 @_typing.final
 class Span(_message.Message):
@@ -1490,6 +1526,7 @@ class Receipt(_message.Message):
     HELD_ELSEWHERE_FIELD_NUMBER: _builtins.int
     REMOVED_MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
     edit_id: _builtins.str
     """empty for dry_run"""
     mode: Global___Mode.ValueType
@@ -1506,13 +1543,17 @@ class Receipt(_message.Message):
     turned: _builtins.int
     """of those, entries that stand elsewhere than where they were written"""
     to_compute: _builtins.int
-    """entries of the session pending after this directive"""
+    """entries of the session that the next request computes: pending, or chosen by a repair"""
     freed: _builtins.int
     """the fall of slots in use"""
     exact_upto: _builtins.int
     influence_remains: _builtins.bool
     """kept KV was computed from the removed text"""
     label: _builtins.str
+    repaired: _builtins.int
+    """AMORTIZE: entries after the span that have KV and are computed again; to_compute counts them. Which ones those of a
+    share are is not known before the next request: until then kept and turned count them too.
+    """
     @_builtins.property
     def held_elsewhere(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """FORGET: the caller's other sessions that still hold some of its rows"""
@@ -1537,10 +1578,11 @@ class Receipt(_message.Message):
         held_elsewhere: _abc.Iterable[_builtins.str] | None = ...,
         removed_message_ids: _abc.Iterable[_builtins.str] | None = ...,
         label: _builtins.str = ...,
+        repaired: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "edit_id", b"edit_id", "exact_upto", b"exact_upto", "freed", b"freed", "held_elsewhere", b"held_elsewhere", "influence_remains", b"influence_remains", "inserted", b"inserted", "kept", b"kept", "label", b"label", "mode", b"mode", "removed", b"removed", "removed_message_ids", b"removed_message_ids", "shift", b"shift", "to_compute", b"to_compute", "turned", b"turned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "edit_id", b"edit_id", "exact_upto", b"exact_upto", "freed", b"freed", "held_elsewhere", b"held_elsewhere", "influence_remains", b"influence_remains", "inserted", b"inserted", "kept", b"kept", "label", b"label", "mode", b"mode", "removed", b"removed", "removed_message_ids", b"removed_message_ids", "repaired", b"repaired", "shift", b"shift", "to_compute", b"to_compute", "turned", b"turned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

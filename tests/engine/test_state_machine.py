@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from leyline_proto.refusal import Refusal
+from leyline_proto.repair import NO_REPAIR, Repair
 from leyline_server.engine.engine import GenerateParams, RowEdit
 from tests.engine.harness import Rig
 from tests.engine.oracle import Oracle
@@ -27,6 +28,7 @@ ID = st.integers(2, 4)  # few different ones, so that texts share prefixes
 SOME_IDS = st.lists(ID, min_size=1, max_size=8)
 R_IDS = st.lists(ID, max_size=5)
 WHICH = st.integers(0, 11)  # an index, modulo what there is
+REPAIR = st.sampled_from([NO_REPAIR, Repair(first=2), Repair(share=0.3), Repair(share=0.6), Repair(share=1.0)])
 CUT = st.tuples(st.integers(0, 20), st.integers(0, 4), R_IDS)
 
 
@@ -118,15 +120,15 @@ class EngineMachine(RuleBasedStateMachine):
         with scarce_slots(after):
             self.engine.step()
 
-    @rule(session=WHICH, cuts=st.lists(CUT, min_size=1, max_size=3))
-    def amortize(self, session, cuts):
-        self._edit(session, cuts, forget=False)
+    @rule(session=WHICH, cuts=st.lists(CUT, min_size=1, max_size=3), repair=REPAIR)
+    def amortize(self, session, cuts, repair):
+        self._edit(session, cuts, forget=False, repair=repair)
 
     @rule(session=WHICH, cut=CUT)
     def forget(self, session, cut):
         self._edit(session, [cut], forget=True)
 
-    def _edit(self, session, cuts, forget):
+    def _edit(self, session, cuts, forget, repair=NO_REPAIR):
         sequence = self._pick(session)
         if sequence is None:
             return
@@ -134,11 +136,13 @@ class EngineMachine(RuleBasedStateMachine):
         spans = [(*self._span(len(model.ids), where, size), ids) for where, size, ids in cuts]
         for start, end, ids in sorted(spans):
             if start >= upto and not (edits and start == end == upto):
-                edits.append(self.rig.edit(start, end, ids, forget=forget))
+                edits.append(self.rig.edit(start, end, ids, forget=forget, repair=repair))
                 upto = end
         in_use = self.engine.stats().in_use
         receipts = self.engine.splice(sequence, edits)
         assert sum(receipt.freed for receipt in receipts) == in_use - self.engine.stats().in_use
+        rows = self.engine.sequences[sequence].rows
+        assert {receipt.to_compute for receipt in receipts} <= {rows.num_pending + rows.num_to_repair}
         model.splice([(e.start, e.end, list(e.ids), None if forget else e.edit_id) for e in edits])
 
     @rule(session=WHICH, which=WHICH)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from leyline_policies import Compose, KeepLast, Redact
 from leyline_sdk import Edit, Policy, PolicyContext, Session, clear, cut_content, cut_text, errors, rerender
+from leyline_sdk.mode import Mode
 from leyline_sdk.testing import FakeServer, Say, call
 from leyline_sdk.text_cuts import TextCut, cut, then
-from leyline_sdk.types import Mode
 
 
 def with_result(text: str, **limits: int) -> Session:

@@ -8,7 +8,7 @@ import pytest
 
 from leyline_policies import KeepLast, Redact
 from leyline_sdk import Session, cut_text
-from leyline_sdk.types import Mode
+from leyline_sdk.mode import Mode
 from tests.service.running import RunningServer, small_checkpoint, special, tiny_tokenizer
 from tests.service.test_tool_calls import READ, says
 
