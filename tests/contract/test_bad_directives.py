@@ -205,6 +205,36 @@ CASES: dict[str, tuple[Callable[[Scene], Directives], str, Callable[[Scene], dic
         "TOO_LONG",
         lambda s: {"value": 9, "limit": BOUNDS["max_directives"]},
     ),
+    "a repair of FORGET": (
+        lambda s: [content("rb", mode=pb.MODE_FORGET, repair=pb.Repair(first=1))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair"},
+    ),
+    "a repair without an amount": (
+        lambda s: [content("rb", repair=pb.Repair())],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair"},
+    ),
+    "a repair of fewer than none": (
+        lambda s: [content("rb", repair=pb.Repair(first=-1))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair.first", "value": -1, "bound": "at least 0"},
+    ),
+    "a repair of no share": (
+        lambda s: [content("rb", repair=pb.Repair(share=0.0))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair.share", "value": 0.0, "bound": "in (0, 1]"},
+    ),
+    "a repair of more than all": (
+        lambda s: [content("rb", repair=pb.Repair(share=1.5))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair.share", "value": 1.5},
+    ),
+    "a repair of a share that is no number": (
+        lambda s: [content("rb", repair=pb.Repair(share=float("nan")))],
+        "INVALID_ARGUMENT",
+        lambda s: {"field": "repair.share"},
+    ),
     "a long label": (lambda s: [content("rb", label="x" * 257)], "TOO_LONG", lambda s: {"value": 257, "limit": 256}),
 }
 

@@ -38,6 +38,7 @@ BODIES: dict[str, Callable[[Side], list[int]]] = {
     "cut short after a call": lambda s: s.says("", [("read", ARGUMENTS)])[:-1],
     "half a call": lambda s: [*s.encode("7"), *s.call_ids("read", ARGUMENTS)[:3]],
 }
+REPAIR = st.sampled_from([None, pb.Repair(first=0), pb.Repair(first=5), pb.Repair(share=0.3), pb.Repair(share=1.0)])
 
 
 class Machine(BothSides):
@@ -206,12 +207,12 @@ class Machine(BothSides):
 
         self.edited(model, build, [])
 
-    @rule(pick=PICK, which=PICK, text=DIGITS)
-    def edit_a_result(self, pick: int, which: int, text: str) -> None:
+    @rule(pick=PICK, which=PICK, text=DIGITS, repair=REPAIR)
+    def edit_a_result(self, pick: int, which: int, text: str, repair: pb.Repair | None) -> None:
         model = self.model(pick)
         answered = [entry.answers for entry in model.visible if entry.role == "TOOL"] or ["nobody"]
         call_id = answered[which % len(answered)]
-        self.edited(model, lambda side, state: pb.Directive(tool_call_id=call_id, text=text), [])
+        self.edited(model, lambda side, state: pb.Directive(tool_call_id=call_id, text=text, repair=repair), [])
 
     @rule(pick=PICK, which=PICK)
     def forget_an_edit(self, pick: int, which: int) -> None:
