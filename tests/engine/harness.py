@@ -16,31 +16,12 @@ from leyline_proto.refusal import Refusal
 from leyline_server.engine.engine import EndReason, GenerateParams, HitReport, RowEdit
 from leyline_server.engine.local import LocalEngine
 from leyline_server.engine.requests import LocalRequest
+from leyline_server.lab.recording import RecordingSampler, recording_draw
 from leyline_server.model.load import LoadedModel
-from leyline_server.sampling import Sampler, SamplingParams, draw
+from leyline_server.sampling import SamplingParams
 
 NAMESPACE = ("tenant", "digest")
 VOCAB = 131
-
-
-class RecordingSampler(Sampler):
-    """Never greedy to the runner, so that every row of logits comes by; keeps it."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        super().__init__(params)
-        self.logits: list[Tensor] = []
-
-    @property
-    def greedy(self) -> bool:
-        return False
-
-
-def recording_draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequence[int]) -> Tensor:
-    for row, sampler, index in zip(logits, samplers, indices, strict=True):
-        if isinstance(sampler, RecordingSampler):
-            assert index == len(sampler.logits)
-            sampler.logits.append(row.clone())
-    return draw(logits, samplers, indices)
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leyline_server.lab.oracle import Cut, Oracle, turn
 from tests.engine.harness import Rig
-from tests.engine.oracle import Cut, Oracle, turn
 
 
 class Pair:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from leyline_server.engine.engine import EndReason
+from leyline_server.lab.oracle import full_forward
 from leyline_server.sampling import SamplingParams
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 from tests.engine.test_scheduling import POISON, poisoned
 

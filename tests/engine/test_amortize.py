@@ -7,8 +7,8 @@ from statistics import median
 import pytest
 import torch
 
+from leyline_server.lab.oracle import full_forward, turn
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward, turn
 from tests.engine.pairs import Pair, worst
 
 TOLERANCE = 1e-4

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from leyline_server.engine.engine import MissReason
+from leyline_server.lab.oracle import full_forward
 from tests.engine.harness import NAMESPACE, Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 
 TOLERANCE = 1e-4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from leyline_server.lab.oracle import full_forward
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 
 TOLERANCE = 1e-4

@@ -7,8 +7,8 @@ from copy import deepcopy
 import pytest
 import torch
 
+from leyline_server.lab.oracle import full_forward
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, relative, worst
 
 TOLERANCE = 1e-4

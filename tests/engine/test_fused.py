@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import leyline_kernels
+from leyline_server.lab.oracle import full_forward
 from leyline_server.model import attention
 from leyline_server.model.fused import fuse
 from tests.engine import models
 from tests.engine.harness import random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import relative, worst
 
 TOLERANCE = 1e-4

@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leyline_server.engine.engine import EndReason
+from leyline_server.lab.oracle import full_forward
 from leyline_server.model.batch import Form
 from leyline_server.model.load import load
 from leyline_server.sampling import SamplingParams, draw
 from tests.engine import models
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

@@ -11,12 +11,12 @@ import torch
 
 from leyline_server.cache.pool import upload
 from leyline_server.engine.engine import EndReason
+from leyline_server.lab.oracle import full_forward
 from leyline_server.model.batch import Form, PassSize, PrefillPart, lists, pack, unpack
 from leyline_server.model.graphs import Graphs, batch_sizes
 from leyline_server.model.runner import _WARM_UP, _WARM_UP_ENTRIES, Runner
 from leyline_server.sampling import Sampler, SamplingParams
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 
 TOLERANCE = 3e-4  # a padded pass sums in another order

@@ -12,9 +12,9 @@ from transformers import DynamicCache
 
 from leyline_proto.repair import Repair
 from leyline_server.engine.engine import EndReason
+from leyline_server.lab.oracle import full_forward
 from leyline_server.model.attention import cache_argument
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import Pair, worst
 from tests.engine.plain import failing
 

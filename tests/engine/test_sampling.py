@@ -124,7 +124,7 @@ def test_ends(rig):
 
 def test_ids_beyond_the_sampled_vocabulary_are_never_drawn(loaded, reference):
     from leyline_server.engine.local import LocalEngine
-    from tests.engine.oracle import full_forward
+    from leyline_server.lab.oracle import full_forward
 
     text = random_ids(30)
     best = int(full_forward(reference, text)[-1].argmax())

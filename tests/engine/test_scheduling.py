@@ -9,8 +9,8 @@ import torch
 
 from leyline_proto.refusal import Refusal
 from leyline_server.engine.engine import EndReason
+from leyline_server.lab.oracle import full_forward
 from tests.engine.harness import Rig, random_ids
-from tests.engine.oracle import full_forward
 from tests.engine.pairs import worst
 
 POISON = 130

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 from leyline_proto.refusal import Refusal
 from leyline_proto.repair import NO_REPAIR, Repair
 from leyline_server.engine.engine import GenerateParams, RowEdit
+from leyline_server.lab.oracle import Oracle
 from tests.engine.harness import Rig
-from tests.engine.oracle import Oracle
 from tests.engine.pairs import Pair
 from tests.engine.plain import Model, ToldRun, failing, scarce_slots
 

@@ -22,12 +22,12 @@ Cut = tuple[int, int, Sequence[int]]
 @torch.inference_mode()
 def full_forward(model: Any, ids: Sequence[int]) -> Tensor:
     """HF's own forward over the whole text: [n, vocab] in fp32."""
-    return model(torch.tensor([list(ids)])).logits[0].float()
+    return model(torch.tensor([list(ids)], device=model.device)).logits[0].float().cpu()
 
 
 def turn(model: Any, k_pe: Tensor, delta: int) -> Tensor:
     """k_pe [.., rope] float64, `delta` positions on. V2 keeps pairs side by side, V3 writes them as halves."""
-    angle = delta * model.model.rotary_emb.inv_freq.double()
+    angle = delta * model.model.rotary_emb.inv_freq.double().cpu()
     by = torch.polar(torch.ones_like(angle), angle)
     if model.config.model_type == "deepseek_v2":
         pairs = torch.view_as_complex(k_pe.unflatten(-1, (-1, 2)).contiguous())
@@ -78,28 +78,29 @@ class Oracle:
     def compute(self) -> Tensor:
         """Computes all entries without KV in one call: their logits [t, vocab] in fp32."""
         known, fresh = self.known.nonzero()[:, 0], (~self.known).nonzero()[:, 0]
-        dtype = self.model.dtype
+        dtype, device = self.model.dtype, self.model.device
         cache = DynamicCache()
         if len(known):
             for layer, (c_kv, k_pe) in enumerate(zip(self.c_kv, self.k_pe, strict=True)):
-                cache.update(c_kv[known][None, None].to(dtype), k_pe[known][None, None].to(dtype), layer)
+                rows = (part[known][None, None].to(device, dtype) for part in (c_kv, k_pe))
+                cache.update(*rows, layer)
         # The cache's order is what was known, then what is fresh; causality is by place in the list.
         later = torch.cat([known, fresh])[None] > fresh[:, None]
         mask = torch.zeros(later.shape, dtype=dtype).masked_fill(later, torch.finfo(dtype).min)
         name = "cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"
         out = self.model(
-            torch.tensor([self.ids])[:, fresh],
-            position_ids=fresh[None],
-            attention_mask=mask[None, None],
+            torch.tensor([self.ids])[:, fresh].to(device),
+            position_ids=fresh[None].to(device),
+            attention_mask=mask[None, None].to(device),
             use_cache=True,
             **{name: cache},
         )
         for layer, rows in enumerate(cache.layers):
-            self.c_kv[layer, fresh] = rows.keys[0, 0, len(known) :].double()
-            self.k_pe[layer, fresh] = rows.values[0, 0, len(known) :].double()
+            self.c_kv[layer, fresh] = rows.keys[0, 0, len(known) :].double().cpu()
+            self.k_pe[layer, fresh] = rows.values[0, 0, len(known) :].double().cpu()
         self.known[:] = True
         self.computed += len(fresh)
-        return out.logits[0].float()
+        return out.logits[0].float().cpu()
 
     def logits(self, forced: Sequence[int] = ()) -> Tensor:
         """The logits of a Generate of these tokens (of one token, when none are given): [tokens, vocab]. The last
