@@ -6,12 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.record import Measured
+from rich.table import Table
+
+from benchmarks.record import Measured, Row
 from benchmarks.registry import Bed
 
 
 class WrongResult(AssertionError):
     """A check failed: nothing is timed."""
+
+
+class OutOfTime(Exception):
+    """`Bed.until` is over in the middle of a case: these parts of it were not begun."""
+
+    def __init__(self, left: Sequence[str]) -> None:
+        super().__init__("; ".join(left))
+        self.left = list(left)
 
 
 def require(condition: bool, message: str) -> None:
@@ -31,8 +41,10 @@ class Bench:
     needs: "cuda" where a CPU's figures would say nothing even about the code path.
     check: raises WrongResult; runs before anything is timed.
     cases: what `rows` is called with, one after another.
-    rows: the figures of a case. Yields as it goes; a case may be stopped between two of them.
+    rows: the figures of a case. Yields as it goes; a case of long parts raises OutOfTime between two of them.
     missing: why this bench can't run here (no recorded conversations, say); empty when it can.
+    about: what is measured, in words, where it is not the bed's model.
+    summary: a table of its own from its rows, shown after that of all figures.
     """
 
     name: str
@@ -41,3 +53,5 @@ class Bench:
     cases: Callable[[Bed], Sequence[str]]
     rows: Callable[[Bed, str], Iterable[Measured]]
     missing: Callable[[Bed], str] = _nothing_missing
+    about: str = ""
+    summary: Callable[[Sequence[Row]], Table] | None = None

@@ -22,6 +22,7 @@ from benchmarks.tables import number
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 HATCHES: Final = ("", "//", "..", "xx", "\\\\", "++")
 CHARACTERS_AN_INCH: Final = 14  # of the title
+SHOWN: Final = "median, p5 to p95; dashed: goal"
 RESULTS: Final = Path(__file__).parent / "results"
 
 
@@ -73,8 +74,9 @@ def _folded(text: str, width: int = 24) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
-    """One picture: a panel a metric. Raises ValueError when none of them is there."""
+def draw(rows: Sequence[Row], metrics: Sequence[str], path: Path, shown: str = SHOWN) -> None:
+    """One picture: a panel a metric; `shown` says what bars and whiskers are. Raises ValueError when none of them is
+    there."""
     there = [metric for metric in metrics if any(r.metric == metric and r.value is not None for r in rows)]
     if not there:
         raise ValueError(f"{path.name}: no row has a value of {', '.join(metrics)}")
@@ -90,7 +92,7 @@ def draw(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
     first = rows[0]
     more = {row.case.partition(";")[2].strip() for row in rows} - {""}
     told = "; ".join([f"{first.versions['model']}, {first.dtype}, {first.device}", *sorted(more)])
-    title = _folded(f"{told}; median, p5 to p95; dashed: goal", int(CHARACTERS_AN_INCH * size[0]))
+    title = _folded(f"{told}; {shown}", int(CHARACTERS_AN_INCH * size[0]))
     figure.suptitle(f"{first.bench}\n{title}", fontsize=9)
     columns = min(3, len(handles))
     figure.legend(
@@ -120,6 +122,12 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
     "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
+    "policy": ("policy", "", ("tasks solved", "right throughout")),
+    "policy_cost": ("policy", "", ("tokens computed", "first token", "length at the end", "turns a task")),
+}
+OTHERWISE_SHOWN: Final = {
+    "policy": "shares with 95 % intervals",
+    "policy_cost": "tokens computed and turns: mean; else median, p5 to p95",
 }
 
 
@@ -130,7 +138,7 @@ def plot_all(directory: Path) -> list[Path]:
         source = directory / f"{bench}.jsonl"
         rows = _cases(text)(read(source)) if source.is_file() else []
         if any(row.metric in metrics and row.value is not None for row in rows):
-            draw(rows, metrics, directory / f"{name}.png")
+            draw(rows, metrics, directory / f"{name}.png", OTHERWISE_SHOWN.get(name, SHOWN))
             out.append(directory / f"{name}.png")
     return out
 

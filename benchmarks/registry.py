@@ -7,6 +7,7 @@ on them. A model is made straight on its device; no file is read or written.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class Bed:
     ) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
         self.model_path, self.traces = model_path, traces
+        self.until = math.inf  # the moment of the monotonic clock after which nothing long is begun
         self.warmed: set[tuple[str, ...]] = set()  # what has run once in this process, unmeasured
         self._parts: Parts | None = None
 

@@ -21,11 +21,11 @@ import torch
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, OutOfTime
 from benchmarks.record import Recorder, chosen
 from benchmarks.registry import SHAPES, Bed
 
-NAMES = ("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces")
+NAMES = ("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces", "policy")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -43,16 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or (RESULTS if bed.full or args.model else RESULTS / shape.name)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     command = "python -m benchmarks.run " + shlex.join(argv if argv is not None else sys.argv[1:])
-    failed, until = [], time.monotonic() + (args.budget_s or math.inf)
+    failed = []
+    bed.until = time.monotonic() + (args.budget_s or math.inf)
     for name in names:
         bench: Bench = import_module(f"benchmarks.{name}").BENCH
         if why := unfit(bench, bed):
             console.print(f"[yellow]{name}: left out, {why}[/]")
             continue
-        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bed.about, command, args.cases)
+        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bench.about or bed.about, command, args.cases)
         started = time.monotonic()
         try:
-            if left := run(bench, bed, recorder, console, args.cases, until):
+            if left := run(bench, bed, recorder, console, args.cases):
                 console.print(f"[yellow]{name}: left out, {args.budget_s:g} s are over: {'; '.join(left)}[/]")
                 failed.append(name)
         except Exception:
@@ -62,30 +63,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             bed.drop()
         if recorder.rows:
             console.print(tables.table(recorder.rows))
+            if bench.summary is not None:
+                console.print(bench.summary(recorder.rows))
         console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s, {out / f'{name}.jsonl'}[/]")
     if failed:
         console.print(f"[bold red]not done: {', '.join(failed)}[/]")
     return 1 if failed else 0
 
 
-def run(
-    bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: Sequence[str] = (), until: float = math.inf
-) -> list[str]:
-    """One benchmark: its check, then its cases that `chosen` picks. Returns those that it did not come to `until` this
-    moment of the monotonic clock."""
+def run(bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: Sequence[str] = ()) -> list[str]:
+    """One benchmark: its check, then its cases that `chosen` picks. Returns those, or the parts of one, that it did not
+    come to before `bed.until`."""
     begun, cases = time.monotonic(), [case for case in bench.cases(bed) if chosen(case, only)]
-    if begun > until:
+    if begun > bed.until:
         return cases
     _say(console, bench, "checking", begun)
     bench.check(bed)
     for number, case in enumerate(cases):
-        if time.monotonic() > until:
+        if time.monotonic() > bed.until:
             return cases[number:]
         _say(console, bench, case, begun)
-        for figure in bench.rows(bed, case):
-            recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
-            value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
-            console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
+        try:
+            for figure in bench.rows(bed, case):
+                recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
+                value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
+                console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
+        except OutOfTime as error:
+            return [*error.left, *cases[number + 1 :]]
     return []
 
 
@@ -112,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         "--cases", nargs="*", default=[], metavar="TEXT", help="only cases with one of these in their name"
     )
     parser.add_argument("--out", type=Path, help="where NAME.jsonl goes")
-    parser.add_argument("--budget-s", type=float, default=0, help="start no case after this many seconds")
+    parser.add_argument(
+        "--budget-s", type=float, default=0, help="start no case, and no arm of a long one, after this many seconds"
+    )
     return parser
 
 

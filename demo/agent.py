@@ -32,6 +32,16 @@ class Conversation(Protocol):
         """Lets the model speak; `forced` are ids that it is made to say."""
 
 
+class Disk(Protocol):
+    """What the agent's tool reads."""
+
+    def prepare(self, task: Task) -> None:
+        """Writes what the task needs; a file that is there already changes."""
+
+    def run(self, call: ToolCall) -> str:
+        """What a call prints."""
+
+
 class Files:
     """The tool: reads real files below a real directory. Its next call fails if it was told to."""
 
@@ -40,7 +50,6 @@ class Files:
         self._failure: str | None = None
 
     def prepare(self, task: Task) -> None:
-        """Writes what the task needs; a file that is there already changes."""
         for path, content in task.files.items():
             target = self._root / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +76,7 @@ def result_of(call: ToolCall, output: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": output}
 
 
-def run_task(conversation: Conversation, task: Task, files: Files) -> str:
+def run_task(conversation: Conversation, task: Task, files: Disk) -> str:
     """The model's answer to one task; empty when it never stops calling tools."""
     files.prepare(task)
     conversation.add([{"role": "user", "content": task.question}])
