@@ -11,6 +11,8 @@ from random import Random
 from training.words import WordMaker
 
 KINDS = ("one_hop", "multi_hop", "reread", "retry", "two_files")
+TRAINED_KINDS = (*KINDS, "two_hops")
+"""With the kind whose answer needs an output that has one or two messages after it: training with edits draws it."""
 
 ASK_ONE = [
     "What is {key} in {path}?",
@@ -63,12 +65,13 @@ class Session:
 class SessionMaker:
     """Makes the tasks of one session one by one; paths are unique in it, except for rereads.
 
-    `easy` keeps files short, as the trainer does at first.
+    `easy` keeps files short, as the trainer does at first; `kinds` are those that are drawn where none is asked for.
     """
 
     rng: Random
     heldout: bool = True
     easy: bool = False
+    kinds: tuple[str, ...] = KINDS
     _words: WordMaker = field(init=False)
     _paths: set[str] = field(init=False, default_factory=set)
     _keys: list[str] = field(init=False, default_factory=list)
@@ -80,7 +83,7 @@ class SessionMaker:
 
     def next_task(self, kind: str | None = None) -> Task:
         """A task of the given or a random kind; a reread needs an earlier task and is a one_hop where there is none."""
-        kind = kind or self.rng.choice(KINDS)
+        kind = kind or self.rng.choice(self.kinds)
         if kind == "reread" and not self._readable:
             kind = "one_hop"
         return getattr(self, f"_{kind}")()
@@ -126,6 +129,21 @@ class SessionMaker:
         files = {path: self._content({key: value}), path2: self._content({key2: value2})}
         return Task("two_files", question, f"{value}, {value2}", files, reads=((path, path2),))
 
+    def _two_hops(self) -> Task:
+        path, path2, target = self._new_path(), self._new_path(), self._new_path()
+        key, key2 = self._new_key(), self._new_key()
+        value, value2 = self._words.value(), self._words.value()
+        question = self.rng.choice(ASK_TWO).format(key=key, path=path, key2=key2, path2=path2)
+        if self.rng.random() < 0.5:
+            asked, says, known = key, {path: {key: f"see {target}"}, path2: {key2: value2}}, {path2: key2}
+            found = value
+        else:
+            asked, says, known = key2, {path: {key: value}, path2: {key2: f"see {target}"}}, {path: key}
+            found = value2
+        self._readable |= {**known, target: asked}
+        files = {name: self._content(entries) for name, entries in {**says, target: {asked: found}}.items()}
+        return Task("two_hops", question, f"{value}, {value2}", files, reads=((path, path2), (target,)))
+
     def _new_path(self) -> str:
         while (path := self._words.path()) in self._paths:
             pass
@@ -162,7 +180,7 @@ class SessionMaker:
         return self.rng.randint(8, 16)
 
 
-def make_session(rng: Random, num_tasks: int, heldout: bool = True) -> Session:
-    """A session of random kinds; with `heldout`, no stem, key or value in it can occur in training."""
-    maker = SessionMaker(rng, heldout)
+def make_session(rng: Random, num_tasks: int, heldout: bool = True, kinds: tuple[str, ...] = KINDS) -> Session:
+    """A session of random kinds out of `kinds`; with `heldout`, no stem, key or value in it can occur in training."""
+    maker = SessionMaker(rng, heldout, kinds=kinds)
     return Session(tuple(maker.next_task() for _ in range(num_tasks)))
