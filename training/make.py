@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=Recipe.tokens_per_step)
     parser.add_argument("--easy-until", type=float, default=Recipe.easy_until)
     parser.add_argument("--long-from", type=float, default=Recipe.long_from)
+    parser.add_argument(
+        "--edited-share", type=float, default=Recipe.edited_share, help="of batches, cut as by AMORTIZE"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=Recipe.num_workers)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
@@ -47,6 +50,7 @@ def main() -> None:
         device=args.device,
         easy_until=args.easy_until,
         long_from=args.long_from,
+        edited_share=args.edited_share,
     )
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     train(model, tokenizer_path, recipe, checkpoint=args.out)

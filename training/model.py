@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DeepseekV2Config, DeepseekV2ForCausalLM
 
+from training.edited_attention import ExtraKeys, with_extra_keys
 from training.render import BOS, END, PAD
 
 TRAINING_ATTENTION = "padded_sdpa"
@@ -64,15 +65,20 @@ def padded_sdpa(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    extra_keys: ExtraKeys | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention with values padded to the keys' width: the flash kernel wants one head size. Whole rows only.
 
-    query, key: [B, H, T, nope + rope]; value: [B, H, T, v_head_dim]; returns [B, T, H, v_head_dim].
+    query, key: [B, H, T, nope + rope]; value: [B, H, T, v_head_dim]; returns [B, T, H, v_head_dim]. With `extra_keys`
+    every query sees what their mask says, which no flash kernel takes.
     """
-    value_dim = value.shape[-1]
+    value_dim, mask = value.shape[-1], None
+    if extra_keys is not None:
+        mask = extra_keys.mask
+        key, value = with_extra_keys(module, key, value, extra_keys)
     padded = F.pad(value, (0, key.shape[-1] - value_dim))
-    output = F.scaled_dot_product_attention(query, key, padded, is_causal=True, scale=scaling)
+    output = F.scaled_dot_product_attention(query, key, padded, attn_mask=mask, is_causal=mask is None, scale=scaling)
     return output[..., :value_dim].transpose(1, 2).contiguous(), None
 
 

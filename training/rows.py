@@ -1,20 +1,17 @@
-"""Training rows: endless sessions, half of them with an edited history, cut to a length; and batches of them.
+"""Training rows: endless sessions, half of them with an edited history, cut to a length.
 
 A row is one session from its first token on, so every row also holds all shorter sessions as its beginnings.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch.utils.data import IterableDataset, get_worker_info
 
 from training.histories import edit_history
 from training.render import BOS, CONTEXT, READ_FILE, SYSTEM_PROMPT, Message, encode
-from training.tasks import SessionMaker
+from training.tasks import KINDS, SessionMaker
 from training.transcripts import transcript
 
 OTHER_PROMPTS = [
@@ -37,12 +34,19 @@ class Shape:
     easy: bool = False
 
 
-def make_row(rng: Random, tokenizer: Tokenizer, shape: Shape) -> tuple[list[int], list[int]]:
-    """Ids and loss classes of one session, exactly `shape.length` long."""
-    maker = SessionMaker(rng, heldout=False, easy=shape.easy)
-    disk: dict[str, str] = {}
+def random_prompt(rng: Random) -> tuple[str, list[dict[str, Any]]]:
+    """A system prompt and the tools that follow it, mostly the usual ones."""
     prompt = SYSTEM_PROMPT if rng.random() < 0.88 else rng.choice(OTHER_PROMPTS)
-    tools = [READ_FILE] if rng.random() < 0.97 else []
+    return prompt, [READ_FILE] if rng.random() < 0.97 else []
+
+
+def make_row(
+    rng: Random, tokenizer: Tokenizer, shape: Shape, kinds: tuple[str, ...] = KINDS
+) -> tuple[list[int], list[int]]:
+    """Ids and loss classes of one session, exactly `shape.length` long."""
+    maker = SessionMaker(rng, heldout=False, easy=shape.easy, kinds=kinds)
+    disk: dict[str, str] = {}
+    prompt, tools = random_prompt(rng)
     messages = [Message("system", prompt)]
     if not shape.easy and rng.random() < EDITED_SHARE:
         num_tasks = rng.randint(2, shape.length // TOKENS_PER_EDITED_TASK)
@@ -55,24 +59,3 @@ def make_row(rng: Random, tokenizer: Tokenizer, shape: Shape) -> tuple[list[int]
         ids += more_ids
         classes += more_classes
     return ids[: shape.length], classes[: shape.length]
-
-
-class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches `ids [num_rows, length] int64, classes [num_rows, length] uint8`, different in every worker."""
-
-    def __init__(self, tokenizer_path: str, shape: Shape, seed: int) -> None:
-        self.tokenizer_path = tokenizer_path
-        self.shape = shape
-        self.seed = seed
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        worker = get_worker_info()
-        rng = Random(f"{self.seed}/{self.shape}/{worker.id if worker else 0}")
-        tokenizer = Tokenizer.from_file(self.tokenizer_path)
-        while True:
-            rows = [make_row(rng, tokenizer, self.shape) for _ in range(self.shape.num_rows)]
-            ids, classes = zip(*rows, strict=True)
-            yield (
-                torch.from_numpy(np.array(ids, dtype=np.int64)),
-                torch.from_numpy(np.array(classes, dtype=np.uint8)),
-            )

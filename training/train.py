@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import DeepseekV2ForCausalLM
 
+from training.batches import Batch, Batches, Edits
+from training.edited_attention import extra_keys
 from training.model import use_training_kernels
 from training.render import LOSS_WEIGHTS
-from training.rows import Batches, Shape
+from training.rows import Shape
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Recipe:
     easy_until: float = 0.125
     long_from: float = 0.6
     """Shares of the run: up to the first, short rows with small files; from the second on, rows of 2,048 tokens."""
+    edited_share: float = 0.0
+    """The share of batches whose tool outputs are cut out of the cache on the way; the easy stage has none."""
 
     def shape(self, progress: float) -> Shape:
         length = 256 if progress < self.easy_until else 1024 if progress < self.long_from else 2048
@@ -44,10 +48,22 @@ class Recipe:
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def weighted_loss(model: nn.Module, ids: Tensor, classes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def to_device(batch: Batch, device: str) -> Batch:
+    def move(part: Tensor) -> Tensor:
+        return part.to(device, non_blocking=True)
+
+    edits = batch.edits and Edits(*map(move, batch.edits))
+    return Batch(move(batch.ids), move(batch.targets), move(batch.classes), edits)
+
+
+def weighted_loss(model: DeepseekV2ForCausalLM, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The weighted next-token loss, and the share of trained tokens that are right by argmax."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
-    targets, row_weights = ids[:, 1:].flatten(), weights[classes[:, 1:].flatten().long()]
+    edited: dict[str, Any] = {}
+    if batch.edits is not None:
+        extra = extra_keys(batch.edits, model.model.rotary_emb.inv_freq)
+        edited = {"position_ids": batch.edits.positions, "extra_keys": extra}
+    logits = model(input_ids=batch.ids, use_cache=False, **edited).logits.flatten(0, 1)
+    targets, row_weights = batch.targets.flatten(), weights[batch.classes.flatten().long()]
     losses = F.cross_entropy(logits.float(), targets, reduction="none")
     is_trained = row_weights == 1.0
     right = (logits.detach().argmax(-1) == targets) & is_trained
@@ -70,7 +86,7 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe.weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
     weights = torch.tensor(LOSS_WEIGHTS, device=recipe.device)
     shape: Shape | None = None
-    batches: Iterator[tuple[Tensor, Tensor]] = iter(())
+    batches: Iterator[Batch] = iter(())
     waited = 0.0
     start = last_save = time.monotonic()
     for step in range(recipe.steps):
@@ -82,7 +98,7 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
             shape = recipe.shape(progress)
             print(f"step {step}: rows of {shape}", flush=True)
             loader = DataLoader(
-                Batches(str(tokenizer_path), shape, recipe.seed),
+                Batches(str(tokenizer_path), shape, recipe.seed, recipe.edited_share),
                 batch_size=None,
                 num_workers=recipe.num_workers,
                 pin_memory=fused,
@@ -90,13 +106,12 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
             )
             batches = iter(loader)
         asked = time.monotonic()
-        ids, classes = next(batches)
+        batch = to_device(next(batches), recipe.device)
         waited += time.monotonic() - asked
-        ids, classes = (part.to(recipe.device, non_blocking=True) for part in (ids, classes))
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step, progress)
         with torch.autocast(recipe.device, dtype=torch.bfloat16):
-            loss, right = weighted_loss(model, ids, classes, weights)
+            loss, right = weighted_loss(model, batch, weights)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -104,7 +119,7 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
         if step % 50 == 0 or step < 5:
             print(
                 f"step {step} loss {loss.item():.4f} right {right.item():.4f} progress {progress:.3f} "
-                f"{elapsed:.0f} s, {waited:.0f} s of it waiting for rows",
+                f"{'edited' if batch.edits else 'plain'} {elapsed:.0f} s, {waited:.0f} s of it waiting for rows",
                 flush=True,
             )
             if checkpoint is not None and time.monotonic() - last_save > 120:
