@@ -21,13 +21,14 @@ Cut = tuple[int, int, list[int]]
 
 STYLES = ("cleared", "head", "empty")
 STYLE_SHARES = (0.72, 0.14, 0.14)
-AT_ONCE = 0.7
-"""The share of outputs that are cut as soon as one message behind them is computed; others wait for a few more."""
-MOST_MESSAGES_LATER = 6
+WAITS = (1, 2, 3, 4, 5, 6, 7)
+WAIT_SHARES = (0.5, 0.25, 0.05, 0.05, 0.05, 0.05, 0.05)
+"""How many messages behind an output are computed before it is cut. Of two results of one message the first has the
+second as its next, so a wait of two is the usual one there: both go once the assistant has spoken."""
 NEVER = 2**15 - 1
 
 
-@dataclass
+@dataclass(slots=True)
 class Extra:
     """A key that stands a second time: the token `source`, turned by `delta`, for the queries [first, until)."""
 
@@ -166,9 +167,10 @@ class Cutter:
         if self.rng.random() >= self.share and not (self._unplanned == 3 and not row.extras):
             self._unplanned += 1
             return
-        wait = 1 if self.rng.random() < AT_ONCE else self.rng.randint(2, 1 + MOST_MESSAGES_LATER)
+        # The output itself is the first message that is computed from here on.
+        wait = 1 + self.rng.choices(WAITS, WAIT_SHARES)[0]
         replacement = self.tokenizer.encode(self._replacement(message.content), add_special_tokens=False).ids
-        self._planned.append(Planned(len(row.ids) + 1, len(ids) - 2, replacement, wait + 1))
+        self._planned.append(Planned(len(row.ids) + 1, len(ids) - 2, replacement, wait))
 
     def cut_what_is_due(self, row: EditedRow) -> None:
         """One message more was computed: cuts all that has waited long enough, if its extra keys still fit."""

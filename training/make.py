@@ -1,6 +1,7 @@
 """Makes the embedded model: `python -m training.make --out leyline_server/assets/tiny [--steps N] [--minutes M]`.
 
-The tokenizer is made first unless it is there already; `--resume` goes on from the weights in --out.
+The tokenizer is made first unless it is there already; `--resume` goes on from the weights in --out. `--edited-share`
+trains on batches whose tool outputs are cut out of the KV cache on the way, as AMORTIZE cuts them.
 """
 
 from argparse import ArgumentParser
