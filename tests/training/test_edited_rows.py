@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from leyline_server.lab.oracle import Oracle
 from tests.engine import models
-from tests.engine.oracle import Oracle
 from training import edited_rows
 from training.batches import Batches, edited_batch
 from training.edited_attention import extra_keys
