@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +39,7 @@ SYSTEM = (
 )
 NUDGE = "No tool was called. Call one, or submit to end the task."
 FAILED = r"\A\s*(Edit failed|View failed|Invalid|Failure calling|Unregistered tool|Error|Traceback)"
+TABLE_WIDTH = 120
 MIN_TOKENS = 50  # results shorter than this stay: a placeholder saves nothing
 
 
@@ -160,9 +162,10 @@ def attempt(name: str, env: Environment, arm: Arm, client: Leyline, limits: Limi
 
 def table(results: Mapping[str, Sequence[Outcome]]) -> Table:
     """One row an arm; p is McNemar's, against the first arm."""
-    out = Table("arm", title="mini_nightmare")
-    for column in ("solved", "95 %", "p", "turns", "tokens computed", "tokens cut", "first token, median"):
-        out.add_column(column, justify="right")
+    out = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    out.add_column("arm", no_wrap=True)
+    for column in ("solved", "95 %", "p", "turns", "tokens\ncomputed", "tokens\ncut", "first token,\nmedian"):
+        out.add_column(column, justify="right", no_wrap=True)
     first = [outcome.solved for outcome in next(iter(results.values()))]
     for arm, outcomes in results.items():
         solved = [outcome.solved for outcome in outcomes]
@@ -214,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(*(f"--api-keys {arm.key}={arm.key}" for arm in arms))
         return
     tasks = mini_nightmare(args.tasks, tools=args.tools, terminal=args.terminal, timeout_s=args.test_timeout)
+    if unknown := set(args.only or ()) - set(tasks):
+        parser.error(f"--only: no task {', '.join(sorted(unknown))}; there are {', '.join(tasks)}")
     tasks = {name: tasks[name] for name in args.only or tasks}
     limits = Limits(args.max_turns, args.max_tokens, {"temperature": args.temperature})
     with ExitStack() as stack:
@@ -225,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.out.write_text(
             json.dumps({arm: [asdict(o) for o in outcomes] for arm, outcomes in results.items()}) + "\n"
         )
-    Console().print(table(results))
+    console = Console()
+    Console(width=max(console.width, TABLE_WIDTH)).print(table(results))
 
 
 if __name__ == "__main__":
