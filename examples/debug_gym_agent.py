@@ -101,13 +101,14 @@ class Chat:
             self._session = self._open([*history, *messages])  # nothing has KV: the policies' edits change text alone
         elif messages:
             before.append(messages)
-        with self._session.generate(max_tokens=limits.max_tokens, **limits.sampling) as stream:
-            next(stream, None)
-            self.ttft_ms.append((time.perf_counter() - start) * 1e3)
-            reply = stream.final()
-        if before is not self._session:
-            before.close()
-        return reply
+        try:
+            with self._session.generate(max_tokens=limits.max_tokens, **limits.sampling) as stream:
+                next(stream, None)
+                self.ttft_ms.append((time.perf_counter() - start) * 1e3)
+                return stream.final()
+        finally:
+            if before is not self._session:
+                before.close()
 
     def close(self) -> None:
         self._session.close()
