@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from leyline_server.lab.statistics import mcnemar, paired_difference, wilson
+from leyline_server.lab.statistics import auc, grouped_auc, mcnemar, paired_difference, wilson
 
 
 def test_wilson_intervals_are_those_of_newcombes_table() -> None:
@@ -50,3 +50,37 @@ def test_equal_pairs_show_no_difference() -> None:
     assert low < 0 < high
     assert paired_difference(*pairs(30, 0, 0, 30))[1:] == pytest.approx((0, 0), abs=0.05)
     assert paired_difference([], []) == (0.0, -1.0, 1.0)
+
+
+def test_auc_counts_pairs_and_half_of_ties() -> None:
+    rng = Random(1)
+    positive = [rng.randrange(8) + 1.5 * rng.randrange(2) for _ in range(60)]
+    negative = [float(rng.randrange(8)) for _ in range(45)]
+    wins = sum((p > n) + 0.5 * (p == n) for p in positive for n in negative)
+    assert auc(positive, negative) == wins / (60 * 45)
+    assert auc([1.0, 2.0], [0.0, 0.5]) == 1
+    assert auc([0.0], [0.0, 0.0]) == 0.5
+    assert auc(negative, positive) == pytest.approx(1 - auc(positive, negative))
+    with pytest.raises(ValueError, match="0 positives and 1 negatives"):
+        auc([], [1.0])
+
+
+def test_the_auc_of_groups_is_that_of_all_scores_and_its_interval_that_of_groups() -> None:
+    rng = Random(2)
+
+    def group(above: float, size: int) -> tuple[list[float], list[float]]:
+        return [rng.gauss(above, 1) for _ in range(size)], [rng.gauss(0, 1) for _ in range(size)]
+
+    groups = [group(rng.choice([0.5, 1.5]), 50) for _ in range(20)]
+    whole, low, high = grouped_auc(groups)
+    positive, negative = ([score for part in groups for score in part[side]] for side in (0, 1))
+    assert whole == pytest.approx(auc(positive, negative))
+    assert low < whole < high
+    assert grouped_auc(groups, seed=1)[1:] == pytest.approx((low, high), abs=0.02)
+    # The same scores many times over are no more evidence; more groups of them are.
+    assert grouped_auc([(10 * p, 10 * n) for p, n in groups])[1:] == pytest.approx((low, high))
+    _, narrow_low, narrow_high = grouped_auc(4 * groups)
+    assert narrow_high - narrow_low == pytest.approx((high - low) / 2, rel=0.2)
+    assert grouped_auc(groups[:1])[1:] == (0, 1)
+    with pytest.raises(ValueError, match="no ROC curve"):
+        grouped_auc([([], [1.0])])

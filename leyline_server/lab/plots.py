@@ -1,0 +1,115 @@
+"""Pictures of the lab's figures, from the figures alone. Needs matplotlib, which is an extra (`leyline[bench]`).
+
+Lines have their names at their ends. Colours are Okabe and Ito's (2008), which colour-blind readers tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from leyline_server.lab.figures import Figure
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#E69F00", "#666666", "#009E73", "#CC79A7")
+MARKERS: Final = "osD^vP"
+Line = list[tuple[float, Figure]]
+
+
+def draw_drift(path: Path, figures: Iterable[Figure]) -> None:
+    """Error of keys and KL of logits over the number of edits, log-log. Raises ValueError when there is nothing."""
+    chosen = _of("drift", figures)
+    metrics = list(dict.fromkeys(figure.metric for figure in chosen))[:2]
+    canvas, panels = _panels(len(metrics))
+    arms = list(dict.fromkeys(figure.arm for figure in chosen))
+    for metric, axes in zip(metrics, panels, strict=True):
+        lines = {
+            arm: [(float(f.case.split()[0]), f) for f in chosen if (f.arm, f.metric) == (arm, metric) and f.value > 0]
+            for arm in arms
+        }
+        axes.set(xscale="log", yscale="log", xlabel="edits")
+        unit = next(f.unit for f in chosen if f.metric == metric)
+        _draw(axes, lines, f"{metric}, {unit}, median" if unit else f"{metric}, relative")
+    _save(canvas, path)
+
+
+def draw_invariance(path: Path, figures: Iterable[Figure]) -> None:
+    """The area under the ROC curve over the layers, with its interval. Raises ValueError when there is nothing."""
+    chosen = [figure for figure in _of("invariance", figures) if figure.case.startswith("layer ")]
+    canvas, (axes,) = _panels(1)
+    lines = {
+        arm: [(float(f.case.split()[1]), f) for f in chosen if f.arm == arm]
+        for arm in dict.fromkeys(figure.arm for figure in chosen)
+    }
+    axes.axhline(0.5, color="#bbbbbb", linewidth=0.8, linestyle="dashed")
+    axes.annotate("chance", (0, 0.5), xytext=(0, 2), textcoords="offset points", fontsize=7, color="#888888")
+    axes.set(xlabel="layer", ylim=(min(0.4, *(f.low or f.value for f in chosen)), 1.02))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    for line in lines.values():
+        x = [at for at, _ in line]
+        low, high = ([_or(bound, f.value) for bound, f in bounds] for bounds in _bounds(line))
+        axes.fill_between(x, low, high, color=COLOURS[list(lines.values()).index(line)], alpha=0.15, linewidth=0)
+    _draw(axes, lines, "the same token told from others by cosine, AUC")
+    _save(canvas, path)
+
+
+def _of(bench: str, figures: Iterable[Figure]) -> list[Figure]:
+    chosen = [figure for figure in figures if figure.bench == bench]
+    if not chosen:
+        raise ValueError(f"no figure of {bench} to draw")
+    return chosen
+
+
+def _bounds(line: Line) -> tuple[list[tuple[float | None, Figure]], list[tuple[float | None, Figure]]]:
+    return [(f.low, f) for _, f in line], [(f.high, f) for _, f in line]
+
+
+def _or(bound: float | None, value: float) -> float:
+    return value if bound is None else bound
+
+
+def _panels(count: int) -> tuple[Any, Sequence[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    canvas, axes = plt.subplots(1, count, figsize=(5.6 * count, 3.6), squeeze=False, layout="constrained")
+    return canvas, axes[0]
+
+
+def _draw(axes: Any, lines: dict[str, Line], title: str) -> None:
+    """Lines with their names behind their last points, moved apart where they would overlap."""
+    for index, line in enumerate(lines.values()):
+        x, y = [at for at, _ in line], [figure.value for _, figure in line]
+        axes.plot(x, y, color=COLOURS[index], marker=MARKERS[index], markersize=4, linewidth=1.5)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.xaxis.label.set_size(8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.figure.canvas.draw()  # fixes the scales that places are taken from
+    ends = [(index, name, line[-1]) for index, (name, line) in enumerate(lines.items()) if line]
+    places = {index: float(axes.transData.transform((at, figure.value))[1]) for index, _, (at, figure) in ends}
+    apart = 9 * axes.figure.dpi / 72
+    height = -float("inf")
+    for index, name, (at, figure) in sorted(ends, key=lambda end: places[end[0]]):
+        height = max(places[index], height + apart)
+        up = (height - places[index]) * 72 / axes.figure.dpi
+        axes.annotate(
+            name,
+            (at, figure.value),
+            xytext=(6, up),
+            textcoords="offset points",
+            fontsize=8,
+            color=COLOURS[index],
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def _save(canvas: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    canvas.savefig(path, dpi=150)
+    plt.close(canvas)
