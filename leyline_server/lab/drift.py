@@ -7,7 +7,12 @@ One session; edits insert into its front and delete from it, and its tail is kep
     eager, fp32    the same in fp32; for the logits they are rounded once to the pool's type
     rounded once   the exact keys in the pool's type: the least that a pool can err
 
-Exact is the tail's key as it was first computed and stored, turned in float64 by the net shift.
+Exact is the tail's key as it was first computed and stored, turned in float64 by the net shift. Logits are compared
+with those of a list that holds the exact keys, rounded once to the pool's type, and differs in nothing else.
+
+The eager arms are the most exact of their kind: angles and products in fp32, rounded when they are stored. A model of
+bf16 rounds its logits so coarsely that the last bit of a few keys shows in them: as far as `leyline` differs there, a
+difference says nothing.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Lines have their names at their ends. Colours are Okabe and Ito's (2008), which 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import floor, log10
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +25,14 @@ def draw_drift(path: Path, figures: Iterable[Figure]) -> None:
     arms = list(dict.fromkeys(figure.arm for figure in chosen))
     for metric, axes in zip(metrics, panels, strict=True):
         lines = {
-            arm: [(float(f.case.split()[0]), f) for f in chosen if (f.arm, f.metric) == (arm, metric) and f.value > 0]
-            for arm in arms
+            arm: [(float(f.case.split()[0]), f) for f in chosen if (f.arm, f.metric) == (arm, metric)] for arm in arms
         }
-        axes.set(xscale="log", yscale="log", xlabel="edits")
+        axes.set(xscale="log", xlabel="edits")
+        values = [figure.value for line in lines.values() for _, figure in line]
+        if min(values) > 0:
+            axes.set_yscale("log")
+        else:  # a zero is drawn as one, below the decade of the smallest that is none
+            axes.set_yscale("symlog", linthresh=10 ** floor(log10(min([v for v in values if v > 0], default=1.0))))
         unit = next(f.unit for f in chosen if f.metric == metric)
         _draw(axes, lines, f"{metric}, {unit}, median" if unit else f"{metric}, relative")
     _save(canvas, path)
@@ -42,13 +47,15 @@ def draw_invariance(path: Path, figures: Iterable[Figure]) -> None:
         for arm in dict.fromkeys(figure.arm for figure in chosen)
     }
     axes.axhline(0.5, color="#bbbbbb", linewidth=0.8, linestyle="dashed")
-    axes.annotate("chance", (0, 0.5), xytext=(0, 2), textcoords="offset points", fontsize=7, color="#888888")
+    axes.text(
+        1, 0.5, "chance", transform=axes.get_yaxis_transform(), fontsize=7, color="#888888", ha="right", va="bottom"
+    )
     axes.set(xlabel="layer", ylim=(min(0.4, *(f.low or f.value for f in chosen)), 1.02))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    for line in lines.values():
-        x = [at for at, _ in line]
-        low, high = ([_or(bound, f.value) for bound, f in bounds] for bounds in _bounds(line))
-        axes.fill_between(x, low, high, color=COLOURS[list(lines.values()).index(line)], alpha=0.15, linewidth=0)
+    for index, line in enumerate(lines.values()):
+        low = [figure.value if figure.low is None else figure.low for _, figure in line]
+        high = [figure.value if figure.high is None else figure.high for _, figure in line]
+        axes.fill_between([at for at, _ in line], low, high, color=COLOURS[index], alpha=0.15, linewidth=0)
     _draw(axes, lines, "the same token told from others by cosine, AUC")
     _save(canvas, path)
 
@@ -58,14 +65,6 @@ def _of(bench: str, figures: Iterable[Figure]) -> list[Figure]:
     if not chosen:
         raise ValueError(f"no figure of {bench} to draw")
     return chosen
-
-
-def _bounds(line: Line) -> tuple[list[tuple[float | None, Figure]], list[tuple[float | None, Figure]]]:
-    return [(f.low, f) for _, f in line], [(f.high, f) for _, f in line]
-
-
-def _or(bound: float | None, value: float) -> float:
-    return value if bound is None else bound
 
 
 def _panels(count: int) -> tuple[Any, Sequence[Any]]:
