@@ -9,9 +9,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from benchmarks.bench import require
+from benchmarks.bench import WrongResult, require
 
 TIMEOUT_S = 600.0
 
@@ -57,14 +57,17 @@ def lines(module: str, clients: Sequence[Sequence[str]]) -> Iterator[str]:
             threading.Thread(target=read, args=(index, processes[-1]), daemon=True).start()
         ended = 0
         while ended < len(processes):
-            got = queue.get()
+            try:
+                got = queue.get(timeout=TIMEOUT_S)
+            except Empty:
+                raise WrongResult(f"no client has said anything for {TIMEOUT_S:g} s") from None
             if isinstance(got, str):
                 yield got
                 continue
             ended += 1
             if processes[got].wait():
                 logs[got].seek(0)
-                require(False, f"the client failed: {logs[got].read()[-2000:]}")
+                raise WrongResult(f"the client failed: {logs[got].read()[-2000:]}")
     finally:
         for process, log in zip(processes, logs, strict=False):
             process.kill()

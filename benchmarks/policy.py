@@ -1,6 +1,6 @@
 """What policies do to an agent: the embedded model, through gRPC, SDK and policies, in sessions that outgrow it.
 
-The model was trained on up to 2,048 tokens. Its sessions are as many tasks as make an unedited one end at some 2,800
+The model was trained on up to 2,048 tokens. Its sessions are as many tasks as make an unedited one end at some 2,700
 tokens, of names and values that training never saw; each arm is given the same sessions. The model under test is always
 the embedded one, also on a GPU: it has to answer. Server and clients have processes of their own. Greedy; on a GPU the
 order of sums depends on what shares a step, so that a near tie may fall differently in another run.

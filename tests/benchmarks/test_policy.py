@@ -46,6 +46,7 @@ def played(number: int, right: list[bool], **more) -> Played:
     )
 
 
+@pytest.mark.slow
 def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     policy.check(small)
     recorder = Recorder("policy", tmp_path / "policy.jsonl", small.device, small.dtype, policy.BENCH.about, "run")
@@ -89,9 +90,12 @@ def test_over_the_budget_no_arm_is_begun(small, monkeypatch):
     assert error.value.left == [arm.name for arm in ARMS]
 
 
-def test_a_client_that_fails_is_said(small):
+def test_a_client_that_fails_or_says_nothing_is_told(small, monkeypatch):
     with pytest.raises(WrongResult, match="the client failed"):
         list(clients.lines("policy_client", [["127.0.0.1:1", "no such arm", "3", "1", "0"]]))
+    monkeypatch.setattr(clients, "TIMEOUT_S", 0.01)
+    with pytest.raises(WrongResult, match="no client has said anything"):
+        list(clients.lines("policy_client", [["127.0.0.1:1", KEEP_ALL, "3", "1", "0"]]))
 
 
 def test_arms_are_given_the_same_tasks_and_never_trained_ones():
