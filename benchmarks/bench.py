@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from benchmarks.record import Measured, Row
 from benchmarks.registry import Bed
@@ -54,4 +54,4 @@ class Bench:
     rows: Callable[[Bed, str], Iterable[Measured]]
     missing: Callable[[Bed], str] = _nothing_missing
     about: str = ""
-    summary: Callable[[Sequence[Row]], Table] | None = None
+    summary: Callable[[Sequence[Row]], RenderableType] | None = None

@@ -106,6 +106,7 @@ def _cases(text: str) -> Callable[[Sequence[Row]], list[Row]]:
     return lambda rows: [row for row in rows if text in row.case]
 
 
+_POLICY_COST: Final = ("tokens computed", "first token", "length at the end", "turns a task")
 PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     # file: (benchmark, text in the case, metrics)
     "rotate": ("rotate", "", ("bandwidth",)),
@@ -122,12 +123,14 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
     "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
-    "policy": ("policy", "", ("tasks solved", "right throughout")),
-    "policy_cost": ("policy", "", ("tokens computed", "first token", "length at the end", "turns a task")),
+    "policy_21": ("policy", " of 21 tasks", ("tasks solved", "right throughout")),
+    "policy_30": ("policy", " of 30 tasks", ("tasks solved", "right throughout")),
+    "policy_cost_21": ("policy", " of 21 tasks", _POLICY_COST),
+    "policy_cost_30": ("policy", " of 30 tasks", _POLICY_COST),
 }
 OTHERWISE_SHOWN: Final = {
-    "policy": "shares with 95 % intervals",
-    "policy_cost": "tokens computed and turns: mean; else median, p5 to p95",
+    **dict.fromkeys(("policy_21", "policy_30"), "shares with 95 % intervals"),
+    **dict.fromkeys(("policy_cost_21", "policy_cost_30"), "tokens computed, turns: mean; else median, p5 to p95"),
 }
 
 

@@ -1,9 +1,9 @@
 """What policies do to an agent: the embedded model, through gRPC, SDK and policies, in sessions that outgrow it.
 
-The model was trained on up to 2,048 tokens. Its sessions are as many tasks as make an unedited one end at some 2,700
-tokens, of names and values that training never saw; each arm is given the same sessions. The model under test is always
-the embedded one, also on a GPU: it has to answer. Server and clients have processes of their own. Greedy; on a GPU the
-order of sums depends on what shares a step, so that a near tie may fall differently in another run.
+The model was trained on up to 2,048 tokens. Its sessions, of names and values that training never saw, come in two
+lengths: unedited ones end at some 2,700 tokens, or at some 3,900. Each arm is given the same sessions. The model under
+test is always the embedded one, also on a GPU: it has to answer. Server and clients have processes of their own.
+Greedy; on a GPU the order of sums depends on what shares a step, so a near tie may fall differently in another run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,9 +36,9 @@ def sessions(bed: Bed) -> int:
     return bed.size(200, 4)
 
 
-def tasks(bed: Bed) -> int:
-    """Of a session."""
-    return bed.size(21, 3)
+def lengths(bed: Bed) -> Sequence[int]:
+    """Tasks of a session, one case each."""
+    return (21, 30) if bed.shape.full else (3,)
 
 
 def at_once(bed: Bed) -> int:
@@ -51,8 +51,9 @@ def num_clients(bed: Bed) -> int:
     return min(8, (os.cpu_count() or 1) // 2) if bed.device.type == "cuda" else 1
 
 
-def case_name(bed: Bed) -> str:
-    return f"{sessions(bed)} sessions of {tasks(bed)} tasks"
+def cases(bed: Bed) -> dict[str, int]:
+    """By name, with its tasks a session."""
+    return {f"{sessions(bed)} sessions of {length} tasks": length for length in lengths(bed)}
 
 
 @contextmanager
@@ -68,12 +69,12 @@ def served(bed: Bed) -> Iterator[str]:
         yield server.address
 
 
-def play_arm(bed: Bed, address: str, arm: Arm) -> list[Played]:
+def play_arm(bed: Bed, address: str, arm: Arm, num_tasks: int) -> list[Played]:
     """All sessions of an arm, in the order of their numbers."""
     many = max(1, num_clients(bed))
     shares = [range(first, sessions(bed), many) for first in range(min(many, sessions(bed)))]
     limit = str(max(1, at_once(bed) // many))
-    jobs = [[address, arm.name, str(tasks(bed)), limit, *map(str, numbers)] for numbers in shares]
+    jobs = [[address, arm.name, str(num_tasks), limit, *map(str, numbers)] for numbers in shares]
     console = Console(stderr=True)
     lines = track(
         clients.lines("policy_client", jobs),
@@ -127,7 +128,7 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
         for index, arm in enumerate(ARMS):
             if time.monotonic() > bed.until:
                 raise OutOfTime([left.name for left in ARMS[index:]])
-            played = play_arm(bed, address, arm)
+            played = play_arm(bed, address, arm, cases(bed)[case])
             yield from policy_figures.figures(case, arm.name, played, rivals)
             if arm.name in policy_figures.RIVALS:
                 rivals[arm.name] = played
@@ -137,8 +138,8 @@ BENCH = Bench(
     "policy",
     "cpu",
     check,
-    lambda bed: [case_name(bed)],
+    lambda bed: list(cases(bed)),
     rows,
     about="tiny, the embedded model",
-    summary=policy_figures.table,
+    summary=policy_figures.summary,
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -95,10 +96,20 @@ def called(row: Row) -> str:
     return f"{row.value:+.1f}\n{row.low:.1f} to {row.high:.1f}"
 
 
+def summary(rows: Sequence[Row]) -> Group:
+    """A table for each length of sessions."""
+    told = dict.fromkeys(_told(row) for row in rows)
+    return Group(*(table([row for row in rows if _told(row) == one]) for one in told))
+
+
+def _told(row: Row) -> str:
+    return row.case.partition(";")[2].strip()
+
+
 def table(rows: Sequence[Row]) -> Table:
-    """What each policy gains and what it costs: one line an arm."""
+    """What each policy gains and what it costs: one line an arm, all of them in sessions of one length."""
     first = rows[0]
-    title = f"what each policy gains and costs: {first.case.partition(';')[2].strip()}, {first.device} ({first.commit})"
+    title = f"what each policy gains and costs: {_told(first)}, {first.device} ({first.commit})"
     out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     out.add_column("arm", no_wrap=True)
     for name in (

@@ -14,8 +14,9 @@ from benchmarks import clients, policy, policy_figures
 from benchmarks.bench import OutOfTime, WrongResult
 from benchmarks.plot import plot_all
 from benchmarks.policy_client import AMORTIZE, ARMS, FORGET, KEEP_ALL, REPREFILL, Memory, Played, tasks_of
-from benchmarks.policy_figures import NO_DIFFERENCE, THIRDS, WHOLE, called, figures, table, third
+from benchmarks.policy_figures import NO_DIFFERENCE, THIRDS, WHOLE, called, figures, summary, third
 from benchmarks.record import Recorder, read
+from benchmarks.registry import SHAPES, Bed
 from leyline_sdk import ToolCall
 from training.tasks import Task
 
@@ -73,15 +74,18 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     assert whole[AMORTIZE, policy_figures.LENGTH].value < whole[KEEP_ALL, policy_figures.LENGTH].value
 
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table(rows))
+    other = [replace(row, case=row.case.replace("3 tasks", "21 tasks")) for row in rows]
+    console.print(summary([*rows, *other]))
     text = console.export_text()
     assert all(arm.name in text for arm in ARMS)
     assert NO_DIFFERENCE in text
-    assert [path.stem for path in plot_all(tmp_path)] == ["policy", "policy_cost"]
+    assert text.count("what each policy gains and costs") == 2, "one table a length"
+    (tmp_path / "policy.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in other))
+    assert [path.stem for path in plot_all(tmp_path)] == ["policy_21", "policy_cost_21"]
 
 
 def test_over_the_budget_no_arm_is_begun(small, monkeypatch):
-    monkeypatch.setattr(policy, "play_arm", lambda bed, address, arm: [played(0, [True]), played(1, [True])])
+    monkeypatch.setattr(policy, "play_arm", lambda bed, address, arm, num_tasks: [played(0, [True]), played(1, [True])])
     monkeypatch.setattr(small, "until", time.monotonic() - 1)
     seen = []
     with pytest.raises(OutOfTime) as error:
@@ -150,3 +154,9 @@ def test_files_in_memory_change_and_fail_once():
 def test_a_line_holds_a_session():
     one = played(3, [True, False])
     assert Played(**json.loads(json.dumps(asdict(one)))) == one
+
+
+def test_the_full_size_has_two_lengths(bed):
+    full = Bed(SHAPES["lite"], bed.device, bed.dtype)
+    assert policy.cases(full) == {"200 sessions of 21 tasks": 21, "200 sessions of 30 tasks": 30}
+    assert policy.cases(bed) == {"4 sessions of 3 tasks": 3}
