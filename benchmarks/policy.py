@@ -27,6 +27,7 @@ from benchmarks.record import Measured
 from benchmarks.registry import Bed
 from demo.server_process import ServerProcess
 from leyline_sdk import Leyline
+from training.render import READ_FILE, SYSTEM_PROMPT
 
 CHECKED, CHECKED_TASKS, MAX_WRONG = (0, 2), 3, 1  # sessions in which every policy finds something
 CLEARED = "[cleared]"
@@ -70,9 +71,14 @@ def served(bed: Bed) -> Iterator[str]:
 
 
 def play_arm(bed: Bed, address: str, arm: Arm, num_tasks: int) -> list[Played]:
-    """All sessions of an arm, in the order of their numbers."""
+    """All sessions of an arm, in the order of their numbers. The server has computed what they all begin with, else it
+    would hang on who comes first how many of them compute it."""
+    with Leyline(target=address, api_key=arm.key) as client:
+        first = client.session(system=SYSTEM_PROMPT, tools=[READ_FILE])
+        first.prefill()
+        first.close()
     many = max(1, num_clients(bed))
-    shares = [range(first, sessions(bed), many) for first in range(min(many, sessions(bed)))]
+    shares = [range(start, sessions(bed), many) for start in range(min(many, sessions(bed)))]
     limit = str(max(1, at_once(bed) // many))
     jobs = [[address, arm.name, str(num_tasks), limit, *map(str, numbers)] for numbers in shares]
     console = Console(stderr=True)
