@@ -123,14 +123,12 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
     "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
-    "policy_21": ("policy", " of 21 tasks", ("tasks solved", "right throughout")),
-    "policy_30": ("policy", " of 30 tasks", ("tasks solved", "right throughout")),
-    "policy_cost_21": ("policy", " of 21 tasks", _POLICY_COST),
-    "policy_cost_30": ("policy", " of 30 tasks", _POLICY_COST),
+    "policy": ("policy", " of 26 tasks", ("tasks solved", "right throughout")),
+    "policy_cost": ("policy", " of 26 tasks", _POLICY_COST),
 }
 OTHERWISE_SHOWN: Final = {
-    **dict.fromkeys(("policy_21", "policy_30"), "shares with 95 % intervals"),
-    **dict.fromkeys(("policy_cost_21", "policy_cost_30"), "tokens computed, turns: mean; else median, p5 to p95"),
+    "policy": "shares with 95 % intervals",
+    "policy_cost": "tokens computed, turns: mean; else median, p5 to p95",
 }
 
 

@@ -25,6 +25,15 @@ def full_forward(model: Any, ids: Sequence[int]) -> Tensor:
     return model(torch.tensor([list(ids)], device=model.device)).logits[0].float().cpu()
 
 
+@torch.inference_mode()
+def second_latents(model: Any, ids: Sequence[int]) -> Tensor:
+    """c_kv of the second layer of HF's own forward over the whole text: [n, rank] float64."""
+    cache = DynamicCache()
+    text = torch.tensor([list(ids)], device=model.device)
+    model.model(text, use_cache=True, **{_cache_name(model.model): cache})
+    return cache.layers[1].keys[0, 0].double().cpu()
+
+
 def turn(model: Any, k_pe: Tensor, delta: int) -> Tensor:
     """k_pe [.., rope] float64, `delta` positions on. V2 keeps pairs side by side, V3 writes them as halves."""
     angle = delta * model.model.rotary_emb.inv_freq.double().cpu()
@@ -87,13 +96,12 @@ class Oracle:
         # The cache's order is what was known, then what is fresh; causality is by place in the list.
         later = torch.cat([known, fresh])[None] > fresh[:, None]
         mask = torch.zeros(later.shape, dtype=dtype).masked_fill(later, torch.finfo(dtype).min)
-        name = "cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"
         out = self.model(
             torch.tensor([self.ids])[:, fresh].to(device),
             position_ids=fresh[None].to(device),
             attention_mask=mask[None, None].to(device),
             use_cache=True,
-            **{name: cache},
+            **{_cache_name(self.model): cache},
         )
         for layer, rows in enumerate(cache.layers):
             self.c_kv[layer, fresh] = rows.keys[0, 0, len(known) :].double().cpu()
@@ -120,6 +128,10 @@ class Oracle:
         self.known = torch.cat([self.known[:start], torch.zeros(count, dtype=torch.bool), self.known[end:]])
         self.c_kv = _with_gap(self.c_kv[:, :start], count, self.c_kv[:, end:])
         self.k_pe = _with_gap(self.k_pe[:, :start], count, moved)
+
+
+def _cache_name(module: Any) -> str:
+    return "cache" if "cache" in signature(module.forward).parameters else "past_key_values"
 
 
 def _with_gap(before: Tensor, count: int, after: Tensor) -> Tensor:

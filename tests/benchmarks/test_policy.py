@@ -74,14 +74,14 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     assert whole[AMORTIZE, policy_figures.LENGTH].value < whole[KEEP_ALL, policy_figures.LENGTH].value
 
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    other = [replace(row, case=row.case.replace("3 tasks", "21 tasks")) for row in rows]
+    other = [replace(row, case=row.case.replace("3 tasks", "26 tasks")) for row in rows]
     console.print(summary([*rows, *other]))
     text = console.export_text()
     assert all(arm.name in text for arm in ARMS)
     assert NO_DIFFERENCE in text
     assert text.count("what each policy gains and costs") == 2, "one table a length"
     (tmp_path / "policy.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in other))
-    assert [path.stem for path in plot_all(tmp_path)] == ["policy_21", "policy_cost_21"]
+    assert [path.stem for path in plot_all(tmp_path)] == ["policy", "policy_cost"]
 
 
 def test_over_the_budget_no_arm_is_begun(small, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_line_holds_a_session():
     assert Played(**json.loads(json.dumps(asdict(one)))) == one
 
 
-def test_the_full_size_has_two_lengths(bed):
+def test_the_full_size(bed):
     full = Bed(SHAPES["lite"], bed.device, bed.dtype)
-    assert policy.cases(full) == {"200 sessions of 21 tasks": 21, "200 sessions of 30 tasks": 30}
+    assert policy.cases(full) == {"200 sessions of 26 tasks": 26}
     assert policy.cases(bed) == {"4 sessions of 3 tasks": 3}

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from leyline_proto.repair import Repair
 from leyline_server.engine.engine import EndReason
-from leyline_server.lab.oracle import full_forward
+from leyline_server.lab.oracle import full_forward, second_latents
 from leyline_server.model.batch import Form
 from leyline_server.model.load import load
 from leyline_server.sampling import SamplingParams, draw
@@ -110,3 +111,17 @@ def test_no_step_waits_for_the_device_but_to_read_its_tokens(both):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(run.end is EndReason.LENGTH for run in runs), [run.error for run in runs]
+
+
+def test_repairs_choose_and_compute_what_the_oracle_does(both, form):
+    """A share by deviation, in passes of several sizes; the second layer's latents of a fresh forward say which."""
+    path, reference = both
+    rig = Rig(load(path, torch.float32, torch.device("cuda")), num_slots=1024, prefill_chunk=70)
+    pair = Pair(rig, reference, random_ids(300))
+    pair.prefill()
+    rig.engine.splice(pair.sequence, [rig.edit(40, 90, random_ids(8, seed=3), repair=Repair(share=0.2))])
+    pair.oracle.amortize((40, 90, random_ids(8, seed=3)))
+    old, new = pair.oracle.c_kv[1, 48:], second_latents(reference, pair.oracle.ids)[48:]
+    deviation = (new - old).norm(dim=-1) / old.norm(dim=-1)
+    pair.oracle.known[deviation.topk(42).indices + 48] = False
+    assert pair.error(forced=random_ids(3, seed=4)) < 1e-3

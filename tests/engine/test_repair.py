@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache
 
 from leyline_proto.repair import Repair
 from leyline_server.engine.engine import EndReason
-from leyline_server.lab.oracle import full_forward
-from leyline_server.model.attention import cache_argument
+from leyline_server.lab.oracle import full_forward, second_latents
 from tests.engine.harness import Rig, random_ids
 from tests.engine.pairs import Pair, worst
 from tests.engine.plain import failing
@@ -27,14 +25,6 @@ EVERYTHING = Repair(share=1.0)
 def amortize(pair: Pair, *cuts: Any, repair: Repair) -> Any:
     """In the engine alone: receipts."""
     return pair.rig.engine.splice(pair.sequence, [pair.rig.edit(*cut, repair=repair) for cut in cuts])
-
-
-@torch.inference_mode()
-def second_latents(reference: Any, ids: list[int]) -> torch.Tensor:
-    """c_kv of the second layer, of a fresh forward: [n, rank]."""
-    cache = DynamicCache()
-    reference.model(torch.tensor([ids]), use_cache=True, **{cache_argument(reference.model): cache})
-    return cache.layers[1].keys[0, 0].double()
 
 
 @pytest.mark.parametrize("first", [1, 7, 1000])
