@@ -1,7 +1,7 @@
 """What policies do to an agent: the embedded model, through gRPC, SDK and policies, in sessions that outgrow it.
 
-The model was trained on up to 2,048 tokens; unedited sessions end at some 3,400. Each arm is given the same sessions, of
-names and values that training never saw. The model under test is always the embedded one, also on a GPU: it has to
+The model was trained on up to 2,048 tokens; unedited sessions end at some 3,400. Each arm is given the same sessions,
+of names and values that training never saw. The model under test is always the embedded one, also on a GPU: it has to
 answer. Server and clients have processes of their own.
 Greedy; on a GPU the order of sums depends on what shares a step, so a near tie may fall differently in another run.
 """

@@ -33,6 +33,7 @@ from leyline_server.engine.engine import RowEdit
 from leyline_server.lab.figures import Figure, spread
 from leyline_server.lab.laboratory import Lab, LabError, Question
 from leyline_server.lab.oracle import turn
+from leyline_server.lab.recording import divergence
 
 BENCH: Final = "drift"
 SINK: Final = 4  # entries in front that no edit touches
@@ -193,12 +194,6 @@ def plant(lab: Lab, ids: Ids, slots: Slots, keys: Tensor) -> int:
     cache.pool.k_pe[:, there] = keys.to(cache.pool.k_pe)
     lab.engine.sequences[sequence].rows = Rows.empty().spliced(0, 0, ids, own)
     return sequence
-
-
-def divergence(want: Tensor, got: Tensor) -> list[float]:
-    """KL(want || got) of each row of logits, in nats (Kullback and Leibler 1951)."""
-    p, q = (logits.double().log_softmax(-1) for logits in (want, got))
-    return [max(0.0, float(row)) for row in (p.exp() * (p - q)).sum(-1)]
 
 
 def _logits(lab: Lab, sequence: int, forced: Sequence[int]) -> Tensor:

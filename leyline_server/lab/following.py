@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torch import Tensor
-
 from leyline_server.lab.arms import ARMS, REPAIRS, Arm, F, L, Played, R, opening_ids, play, question
 from leyline_server.lab.figures import Figure, share, spread
 from leyline_server.lab.laboratory import Lab, LabError
+from leyline_server.lab.recording import divergence
 from leyline_server.lab.scenes import KINDS, Scene, make_scene
 from leyline_server.lab.statistics import wilson
 
@@ -22,6 +21,8 @@ BENCH: Final = "fidelity"
 ANSWER_TOKENS: Final = 12
 CLEAR: Final = 2.0
 """A margin between the two likeliest tokens, in logits, from which on a first token is no near tie."""
+HIDING: Final = ("removed", "outdated", "pointer removed", "8 edits")
+"""Kinds in which what was told is gone: nothing that stands in the text says it."""
 Progress = Callable[[Iterable[int], str, int], Iterable[int]]
 
 
@@ -47,12 +48,6 @@ class SceneResult:
     answers: dict[str, Answer]
 
 
-def divergence(p: Tensor, q: Tensor) -> float:
-    """KL(p || q) of two rows of logits [vocab], in nats."""
-    log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
-    return max(0.0, float((log_p.exp() * (log_p - log_q)).sum()))
-
-
 def answers(lab: Lab, scene: Scene, arms: Sequence[Arm] = ARMS) -> SceneResult:
     """The scene in all arms, F and R among them. Raises LabError when its first token says nothing."""
     opening, told = opening_ids(lab, scene)
@@ -62,18 +57,18 @@ def answers(lab: Lab, scene: Scene, arms: Sequence[Arm] = ARMS) -> SceneResult:
     for one in played:
         one.ask(opening)
     asked = lab.ask([question(one, ANSWER_TOKENS) for one in played])
-    logits = {one.arm.name: listener.logits[0] for one, listener in zip(played, asked, strict=True)}
+    logits = {one.arm.name: listener.logits[:1] for one, listener in zip(played, asked, strict=True)}
     found = {}
     for one, listener in zip(played, asked, strict=True):
         row = logits[one.arm.name]
-        top = row.topk(2).values
+        top = row[0].topk(2).values
         text = _said(lab, listener.tokens)
         found[one.arm.name] = Answer(
             arm=one.arm.name,
-            first=int(row.argmax()),
+            first=int(row[0].argmax()),
             margin=float(top[0] - top[1]),
-            kl_from_f=divergence(logits[F.name], row),
-            kl_from_r=divergence(logits[R.name], row),
+            kl_from_f=divergence(logits[F.name], row)[0],
+            kl_from_r=divergence(logits[R.name], row)[0],
             tokens=tuple(listener.tokens),
             text=text,
             tells=_tells(scene.told, text),

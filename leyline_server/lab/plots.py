@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from leyline_server.lab.figures import Figure
 
-COLOURS: Final = ("#0072B2", "#D55E00", "#E69F00", "#666666", "#009E73", "#CC79A7")
-MARKERS: Final = "osD^vP"
+COLOURS: Final = ("#0072B2", "#D55E00", "#E69F00", "#666666", "#009E73", "#CC79A7", "#56B4E9")
+MARKERS: Final = "osD^vPX"
 Line = list[tuple[float, Figure]]
 
 
@@ -67,13 +67,13 @@ def _of(bench: str, figures: Iterable[Figure]) -> list[Figure]:
     return chosen
 
 
-def _panels(count: int) -> tuple[Any, Sequence[Any]]:
+def _panels(count: int, width: float = 5.6, height: float = 3.6) -> tuple[Any, Sequence[Any]]:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    canvas, axes = plt.subplots(1, count, figsize=(5.6 * count, 3.6), squeeze=False, layout="constrained")
+    canvas, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
     return canvas, axes[0]
 
 
@@ -112,3 +112,44 @@ def _save(canvas: Any, path: Path) -> None:
 
     canvas.savefig(path, dpi=150)
     plt.close(canvas)
+
+
+NEEDS: Final = {"following.png": ("follows F, where F and R differ",), "dial.png": ("KL from R",)}
+"""Metrics without which a picture has nothing to show."""
+
+
+def draw_following(path: Path, figures: Iterable[Figure]) -> None:
+    """Whom each arm follows where F and R differ: bars of shares, a panel a kind."""
+    chosen = [f for f in _of("fidelity", figures) if f.metric.startswith("follows") and "margin" not in f.case]
+    kinds = list(dict.fromkeys(figure.case for figure in chosen))
+    arms = list(dict.fromkeys(figure.arm for figure in chosen))
+    canvas, panels = _panels(len(kinds), width=2.4, height=0.24 * len(arms) + 1)
+    for kind, axes in zip(kinds, panels, strict=True):
+        for metric, colour, sign in (("follows F", COLOURS[0], 1), ("follows R", COLOURS[1], -1)):
+            by_arm = {f.arm: f.value for f in chosen if f.case == kind and f.metric.startswith(metric)}
+            axes.barh(range(len(arms)), [sign * by_arm.get(arm, 0.0) for arm in arms], color=colour, label=metric)
+        axes.set(xlim=(-1, 1), xticks=[-1, 0, 1], xticklabels=["all as R", "0", "all as F"])
+        axes.set_yticks(range(len(arms)), arms if axes is panels[0] else [""] * len(arms))
+        axes.set_title(kind, fontsize=9, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.invert_yaxis()
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    _save(canvas, path)
+
+
+def draw_dial(path: Path, figures: Iterable[Figure]) -> None:
+    """The dial from AMORTIZE to FORGET: distance from R over what is computed again, a line a kind."""
+    chosen = [f for f in _of("fidelity", figures) if "margin" not in f.case]
+    canvas, (axes,) = _panels(1)
+    lines: dict[str, Line] = {}
+    for kind in dict.fromkeys(figure.case for figure in chosen):
+        cost = {f.arm: f.value for f in chosen if f.case == kind and f.metric == "computed again"}
+        far = {f.arm: f for f in chosen if f.case == kind and f.metric == "KL from R"}
+        arms = sorted((arm for arm in far if arm[0] in "LR"), key=lambda arm: cost[arm])
+        full = max(1.0, cost.get("R", 1.0))
+        lines[kind] = [(cost[arm] / full, far[arm]) for arm in arms if arm != "R"]
+    axes.set(yscale="symlog", xlabel="tokens computed again, as a share of FORGET's")
+    axes.set_yscale("symlog", linthresh=1e-6)
+    _draw(axes, lines, "KL from a prefill of the edited text, nats, median")
+    _save(canvas, path)

@@ -39,6 +39,12 @@ def recording_draw(logits: Tensor, samplers: Sequence[Sampler], indices: Sequenc
     return draw(logits, samplers, indices)
 
 
+def divergence(want: Tensor, got: Tensor) -> list[float]:
+    """KL(want || got) of each row of logits, in nats (Kullback and Leibler 1951)."""
+    p, q = (logits.double().log_softmax(-1) for logits in (want, got))
+    return [max(0.0, float(row)) for row in (p.exp() * (p - q)).sum(-1)]
+
+
 @contextmanager
 def recording(engine: LocalEngine) -> Iterator[None]:
     """Within it, requests with a `RecordingSampler` keep their logits."""

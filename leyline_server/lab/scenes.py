@@ -134,6 +134,18 @@ class _Author:
         return [asks, *results]
 
 
+CONTEXTS: Final = (40, 301, 700)  # lengths of texts in front of others, in tokens
+
+
+def text(seed: int, num_tokens: int) -> str:
+    """Made-up files, long enough for so many tokens of up to eight characters."""
+    author = _Author(Random(f"text/{seed}"), Random(0))
+    files: list[str] = []
+    while sum(map(len, files)) < 8 * num_tokens:
+        files.append(author.file(author.word(), author.number())(author.number()))
+    return "\n\n".join(files)
+
+
 def read_call(path: str, call_id: str = "") -> pb.ToolCall:
     arguments = json.dumps({"path": path}, separators=(",", ":"))
     return pb.ToolCall(id=call_id, name=READ_FILE.name, arguments_json=arguments)

@@ -1,0 +1,46 @@
+"""Settings of `leyline-lab`: flags and environment. Owns their names, bounds and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from leyline_server.lab.scenes import KINDS
+
+Measure = Literal["fidelity", "told-apart", "drift", "invariance"]
+
+_HELP = f"""What an edit does to a model: AMORTIZE, its repairs and FORGET beside the unedited context, in one run.
+
+Prints tables, and writes figures as JSON lines and pictures to --out. Every setting can be a flag or an environment
+variable (LEYLINE_LAB_SCENES=100). Scenes: {", ".join(KINDS)}; docs/fidelity.md says what they are."""
+
+
+class LabConfig(BaseSettings):
+    __doc__ = _HELP
+
+    model_config = SettingsConfigDict(
+        env_prefix="LEYLINE_LAB_",
+        cli_parse_args=True,
+        cli_prog_name="leyline-lab",
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+        protected_namespaces=(),
+    )
+
+    model: str = Field(default="tiny", description="a checkpoint directory, a hub id, or 'tiny'")
+    device: str = Field(default="auto", description="cpu, cuda, ..; auto takes a GPU where there is one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="of weights and cache")
+    measures: list[Measure] = Field(
+        default=["fidelity", "told-apart", "drift", "invariance"], description="what is measured"
+    )
+    scenes: int = Field(default=60, ge=1, description="scenes of each kind")
+    kinds: list[str] = Field(default=list(KINDS), description="kinds of scenes")
+    seed: int = Field(default=0, ge=0, description="scenes are drawn from it")
+    out: Path = Field(default=Path("lab-out"), description="where figures and pictures go")
+    slots: int | None = Field(default=16384, ge=1024, description="tokens the pool holds")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; unset: torch's choice")
