@@ -82,6 +82,13 @@ class ServerConfig(BaseSettings):
         default_factory=dict,
         description="key=tenant pairs, separated by commas; without any, everybody is tenant 'default'",
     )
+    canary: Literal["off", "refuse", "warn"] = Field(
+        default="off",
+        description="a minute's self-test of edits at load; out of bounds, AMORTIZE is refused, or only warned of",
+    )
+    canary_agreement: float = Field(
+        default=0.9, ge=0, le=1, description="the least share of the canary's probes that AMORTIZE has to answer alike"
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the model; unset: torch's choice")
     drain: float = Field(default=10, ge=0, description="seconds that running calls get at Ctrl-C")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from leyline_proto import leyline_pb2_grpc
 from leyline_proto.once import MAX_ID_BYTES
 from leyline_server.config import ServerConfig
 from leyline_server.engine.local import LocalEngine
+from leyline_server.lab import canary
+from leyline_server.lab.laboratory import Lab
 from leyline_server.model.chat.plain import PlainStream
 from leyline_server.model.chat.select import select_format
 from leyline_server.model.chat.template import load_renderer
-from leyline_server.model.deviation import DeviationProbe
 from leyline_server.model.load import LoadedModel, load
 from leyline_server.model.tokenizer import TextTokenizer
 from leyline_server.service import LeylineService
@@ -109,8 +110,27 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
         config.session_ttl,
         lambda: PlainStream(tokenizer),
     )
+    info = _info(config, model, format, limits)
+    if config.canary != "off":
+        info.canary.CopyFrom(_canary(config, Lab(engine, format, model)))
+    # An engine learns from its canary that it should not.
+    info.supports.extend(_supports(format, engine))
     store = SessionStore(serving, config.remembered_requests)
-    return Parts(config, model, engine, serving, store, _info(config, model, format, limits))
+    return Parts(config, model, engine, serving, store, info)
+
+
+def _canary(config: ServerConfig, lab: Lab) -> pb.Canary:
+    """Runs it; where it fails and that is to have consequences, the engine refuses AMORTIZE from now on."""
+    if lab.engine.amortize_refused:
+        return pb.Canary(skipped=lab.engine.amortize_refused)
+    _log.info("the canary runs")
+    report = canary.run(lab, config.canary_agreement)
+    for failure in report.failures:
+        _log.warning("canary: %s", failure)
+    if report.failures and config.canary == "refuse":
+        lab.engine.amortize_refused = "; ".join(["its canary failed", *report.failures])
+    fields = asdict(report)
+    return pb.Canary(passed=report.passed, **fields)
 
 
 class Server:
@@ -203,21 +223,6 @@ def _stop_ids(eos: int | list[int] | None) -> frozenset[int]:
 def _info(
     config: ServerConfig, model: LoadedModel, format: ServedFormat, limits: pb.Limits
 ) -> pb.GetServerInfoResponse:
-    lacking = format.lacking
-    reasons = {
-        "APPEND": "",
-        "FORGET": "",
-        "AMORTIZE": model.rotary.reason,
-        "REPAIR_SHARE": model.rotary.reason or DeviationProbe.refused(model),
-        "MESSAGES": lacking.get("MESSAGES", ""),
-        "TOOLS": lacking.get("TOOLS", ""),
-        "REASONING": lacking.get("REASONING", ""),
-        "CONSTRAINED_OUTPUT": "sampling has no grammar",
-    }
-    supports = [pb.Support(feature=f, supported=not why, reason=why) for f, why in reasons.items()]
-    supports += [
-        pb.Support(feature="TEMPLATE", supported=False, reason=difference) for difference in format.differences
-    ]
     return pb.GetServerInfoResponse(
         model=pb.ModelInfo(
             name=config.model,
@@ -230,9 +235,26 @@ def _info(
             chat_format=format.name,
         ),
         limits=limits,
-        supports=supports,
         server_version=_version(),
     )
+
+
+def _supports(format: ServedFormat, engine: LocalEngine) -> list[pb.Support]:
+    lacking = format.lacking
+    reasons = {
+        "APPEND": "",
+        "FORGET": "",
+        "AMORTIZE": engine.amortize_refused,
+        "REPAIR_SHARE": engine.amortize_refused or engine.repair_share_refused,
+        "MESSAGES": lacking.get("MESSAGES", ""),
+        "TOOLS": lacking.get("TOOLS", ""),
+        "REASONING": lacking.get("REASONING", ""),
+        "CONSTRAINED_OUTPUT": "sampling has no grammar",
+    }
+    supports = [pb.Support(feature=f, supported=not why, reason=why) for f, why in reasons.items()]
+    return supports + [
+        pb.Support(feature="TEMPLATE", supported=False, reason=difference) for difference in format.differences
+    ]
 
 
 def _version() -> str:

@@ -10,6 +10,8 @@ Owns these three seams and nothing of sessions. The symbols stand in `leyline_ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from types import MethodType
 from typing import Any, NamedTuple
@@ -135,6 +137,18 @@ def attach(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "expand_kv"):
             module.expand_kv = MethodType(_pass_latents, module)
+
+
+@contextmanager
+def detached(model: Any) -> Iterator[None]:
+    """Within it an attached model attends as Hugging Face has it, over a cache of Hugging Face's. No engine may run."""
+    for module in model.modules():
+        vars(module).pop("expand_kv", None)
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        attach(model)
 
 
 def cache_argument(module: nn.Module) -> str:

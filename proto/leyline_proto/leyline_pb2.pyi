@@ -294,6 +294,7 @@ class GetServerInfoResponse(_message.Message):
     SUPPORTS_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
     server_version: _builtins.str
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
@@ -305,6 +306,10 @@ class GetServerInfoResponse(_message.Message):
 
     @_builtins.property
     def pool(self) -> Global___PoolStats: ...
+    @_builtins.property
+    def canary(self) -> Global___Canary:
+        """where the server made its self-test at load"""
+
     def __init__(
         self,
         *,
@@ -313,14 +318,71 @@ class GetServerInfoResponse(_message.Message):
         supports: _abc.Iterable[Global___Support] | None = ...,
         server_version: _builtins.str = ...,
         pool: Global___PoolStats | None = ...,
+        canary: Global___Canary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model", "pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_canary", b"_canary", "canary", b"canary", "limits", b"limits", "model", b"model", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model", "pool", b"pool", "server_version", b"server_version", "supports", b"supports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_canary", b"_canary", "canary", b"canary", "limits", b"limits", "model", b"model", "pool", b"pool", "server_version", b"server_version", "supports", b"supports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__canary: _TypeAlias = _typing.Literal["canary"]  # noqa: Y015
+    _WhichOneofArgType__canary: _TypeAlias = _typing.Literal["_canary", b"_canary"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__canary) -> _WhichOneofReturnType__canary | None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class Canary(_message.Message):
+    """The self-test of a loaded model. Out of bounds, AMORTIZE is answered with NOT_SUPPORTED unless the server was told to
+    warn only.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSED_FIELD_NUMBER: _builtins.int
+    ROTATION_ERROR_FIELD_NUMBER: _builtins.int
+    ORACLE_KL_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    passed: _builtins.bool
+    rotation_error: _builtins.float
+    """relative, of keys turned by many positions"""
+    oracle_kl: _builtins.float
+    """nats, from Hugging Face's attention over the edited cache"""
+    agreement: _builtins.float
+    """share of probes in which AMORTIZE and the unedited session begin alike"""
+    probes: _builtins.int
+    threshold: _builtins.float
+    """the least agreement"""
+    skipped: _builtins.str
+    """why there is no agreement, e.g. a chat format without tools"""
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is out of bounds, with figure and bound"""
+
+    def __init__(
+        self,
+        *,
+        passed: _builtins.bool = ...,
+        rotation_error: _builtins.float = ...,
+        oracle_kl: _builtins.float = ...,
+        agreement: _builtins.float | None = ...,
+        probes: _builtins.int = ...,
+        threshold: _builtins.float = ...,
+        failures: _abc.Iterable[_builtins.str] | None = ...,
+        skipped: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "failures", b"failures", "oracle_kl", b"oracle_kl", "passed", b"passed", "probes", b"probes", "rotation_error", b"rotation_error", "skipped", b"skipped", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
+    _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agreement) -> _WhichOneofReturnType__agreement | None: ...
+
+Global___Canary: _TypeAlias = Canary  # noqa: Y015
 
 @_typing.final
 class ModelInfo(_message.Message):

@@ -1,0 +1,57 @@
+"""The canary finds what it is there for: keys turned wrongly, and edits that are not what they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from leyline_server.config import ServerConfig
+from leyline_server.edit.plan import Plan, plan
+from leyline_server.engine import local
+from leyline_server.lab import canary
+from leyline_server.lab.laboratory import Lab
+from leyline_server.server import Parts, build
+
+CONFIG = ServerConfig(model="tiny", device="cpu", slots=4096, threads=1)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return build(CONFIG)
+
+
+@pytest.fixture
+def lab(parts: Parts) -> Lab:
+    return Lab(parts.engine, parts.serving.format, parts.model)
+
+
+def test_it_passes_and_leaves_model_and_engine_as_they_were(lab: Lab) -> None:
+    before = lab.model.model.config._attn_implementation
+    first = canary.run(lab, 0.9, probes=4)
+    assert first.passed
+    assert lab.model.model.config._attn_implementation == before
+    assert canary.run(lab, 0.9, probes=4) == first
+    stats = lab.engine.stats()
+    assert (stats.free, stats.in_use, stats.cached) == (stats.num_slots, 0, 0)
+
+
+def test_keys_turned_in_another_layout(parts: Parts) -> None:
+    wrong = replace(parts.model, rotary=replace(parts.model.rotary, layout="halves"))
+    assert wrong != parts.model
+    other = build(CONFIG, wrong)
+    report = canary.run(Lab(other.engine, other.serving.format, wrong), 0.0, probes=1)
+    assert report.rotation_error > 0.1
+    assert len(report.failures) == 2, "rotation, and with it AMORTIZE"
+    assert "relative error" in report.failures[0]
+
+
+def test_an_edit_that_takes_one_entry_too_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def off_by_one(rows: object, edits: list[object]) -> Plan:
+        return plan(rows, [replace(edit, end=edit.end + 1, ids=(*edit.ids, 9)) for edit in edits])  # type: ignore
+
+    monkeypatch.setattr(local, "plan", off_by_one)
+    report = canary.run(lab, 0.0, probes=1)
+    assert report.rotation_error < canary.ROTATION_BOUND[lab.model.dtype]
+    (failure,) = report.failures
+    assert "Hugging Face" in failure
