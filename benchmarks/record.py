@@ -89,6 +89,9 @@ class Row:
 class Recorder:
     """Turns figures into rows and appends them to NAME.jsonl, at once, so that a run that is cut short leaves them.
 
+    The first row takes the place of an earlier run's: until then the file is left as it is, so that a run that
+    measures nothing costs no results.
+
     model: what was run, in words ("DeepSeek-V2-Lite's shape, random weights"); it stands among the versions.
     only: what names of the cases that are measured have in them; rows of others stay in the file.
     """
@@ -107,10 +110,8 @@ class Recorder:
         self._device, self._dtype = device_name(device), str(dtype).removeprefix("torch.")
         self._versions = {"model": model, **versions(device)}
         self._commit = commit()
+        self._only = only
         self.rows: list[Row] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read(path) if not chosen(row.case, only)] if path.is_file() else []
-        path.write_text("".join(_line(row) for row in kept))
 
     def add(self, figure: Measured) -> Row:
         row = Row(
@@ -122,10 +123,22 @@ class Recorder:
             commit=self._commit,
             command=self._command,
         )
+        line = _line(row)
+        if not self.rows:
+            self._begin()
         self.rows.append(row)
         with self._path.open("a") as file:
-            file.write(_line(row))
+            file.write(line)
         return row
+
+    def _begin(self) -> None:
+        """The file with the rows that stay, put in place whole: a run killed here leaves the old one."""
+        path = self._path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read(path) if not chosen(row.case, self._only)] if path.is_file() else []
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text("".join(_line(row) for row in kept))
+        beside.replace(path)
 
 
 def chosen(case: str, only: Sequence[str]) -> bool:

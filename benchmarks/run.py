@@ -1,7 +1,8 @@
 """`python -m benchmarks.run NAME ..`: checks a benchmark's result, then times it, prints a table, writes NAME.jsonl.
 
 Without a GPU the same code runs at a toy's sizes, in seconds, and no goal is judged. One model is made for all
-benchmarks of a run. A benchmark that fails is reported and the next one runs; the exit status is then 1.
+benchmarks of a run. A benchmark that fails is reported and the next one runs; the exit status is then 1. Results of an
+earlier run stay until a new one has a row to put in their place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.console import Console
 from benchmarks import tables
 from benchmarks.bench import Bench, OutOfTime
 from benchmarks.record import Recorder, chosen
-from benchmarks.registry import SHAPES, Bed
+from benchmarks.registry import SHAPES, Bed, Shape
 
 NAMES = ("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces", "policy")
 RESULTS = Path(__file__).parent / "results"
@@ -32,24 +33,29 @@ RESULTS = Path(__file__).parent / "results"
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     names = list(NAMES) if args.all else args.names
-    if not names:
-        _parser().error("name a benchmark, or --all")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     shape = SHAPES[args.shape or ("lite" if device.type == "cuda" else "toy")]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     traces = args.traces or (Path(os.environ["LEYLINE_TRACES"]) if os.environ.get("LEYLINE_TRACES") else None)
+    if wrong := _wrong(names, device, shape, args.model, traces):
+        _parser().error(wrong)
     bed = Bed(shape, device, dtype, args.model, traces)
     # What is scaled down never takes the place of real results.
     out = args.out or (RESULTS if bed.full or args.model else RESULTS / shape.name)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     command = "python -m benchmarks.run " + shlex.join(argv if argv is not None else sys.argv[1:])
-    failed = []
+    failed, found, known = [], False, list[str]()
     bed.until = time.monotonic() + (args.budget_s or math.inf)
     for name in names:
         bench: Bench = import_module(f"benchmarks.{name}").BENCH
         if why := unfit(bench, bed):
             console.print(f"[yellow]{name}: left out, {why}[/]")
             continue
+        there = bench.cases(bed)
+        if args.cases and not any(chosen(case, args.cases) for case in there):
+            known += there
+            continue
+        found = True
         recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bench.about or bed.about, command, args.cases)
         started = time.monotonic()
         try:
@@ -65,7 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(tables.table(recorder.rows))
             if bench.summary is not None:
                 console.print(bench.summary(recorder.rows))
-        console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s, {out / f'{name}.jsonl'}[/]")
+        wrote = out / f"{name}.jsonl" if recorder.rows else "nothing was written"
+        console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s, {wrote}[/]")
+    if known and not found:
+        asked = " or ".join(map(repr, args.cases))
+        console.print(f"[bold red]no case has {asked} in its name[/]; there are: {', '.join(known)}")
+        return 2
     if failed:
         console.print(f"[bold red]not done: {', '.join(failed)}[/]")
     return 1 if failed else 0
@@ -100,13 +111,30 @@ def unfit(bench: Bench, bed: Bed) -> str:
     return bench.missing(bed)
 
 
+def _wrong(names: Sequence[str], device: torch.device, shape: Shape, model: str | None, traces: Path | None) -> str:
+    """What can't be run anywhere, or not on this machine; empty when it can."""
+    if not names:
+        return "name a benchmark, or --all"
+    if unknown := [name for name in names if name not in NAMES]:
+        return f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "--device cuda: there is no GPU that torch can use"
+    if shape.full and device.type == "cpu":
+        return f"--shape {shape.name} needs a GPU: on a CPU it would take some 63 GB of memory, and hours"
+    if model and not Path(model).is_dir():
+        return f"--model {model}: there is no such directory"
+    if traces is not None and not traces.is_dir():
+        return f"--traces or LEYLINE_TRACES, {traces}: there is no such directory"
+    return ""
+
+
 def _say(console: Console, bench: Bench, what: str, begun: float) -> None:
     console.print(f"[bold]{bench.name}[/]: {what} [dim]({time.monotonic() - begun:.0f} s)[/]")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--all", action="store_true", help="all of them, in this order")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="default: lite on a GPU, toy on a CPU")

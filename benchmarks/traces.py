@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks import agreement
 from benchmarks.arms import Conversation, Script, play
@@ -48,14 +49,19 @@ def _encoder(bed: Bed) -> Encoder:
 def missing(bed: Bed) -> str:
     if bed.traces is None:
         return "no recorded conversations: --traces DIR or LEYLINE_TRACES"
-    return "" if bed.traces.is_dir() else f"{bed.traces} is no directory"
+    if not bed.traces.is_dir():
+        return f"{bed.traces} is no directory"
+    return "" if _sets(bed.traces) else f"{bed.traces} has none of {', '.join(SETS.values())}"
+
+
+def _sets(traces: Path) -> list[str]:
+    return [name for name, pattern in SETS.items() if any(traces.glob(pattern))]
 
 
 def cases(bed: Bed) -> Sequence[str]:
     """One for each set that is there and policy; the first of a set is the one without edits."""
     assert bed.traces is not None
-    there = [name for name, pattern in SETS.items() if any(bed.traces.glob(pattern))]
-    return [f"{name}, {policy}" for name in there for policy in (NOBODY, *POLICIES)]
+    return [f"{name}, {policy}" for name in _sets(bed.traces) for policy in (NOBODY, *POLICIES)]
 
 
 def script(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -147,3 +148,11 @@ def test_the_default_prefill_leaves_the_chunk_to_the_server(monkeypatch):
     chunks = [full.parts(prefill._chunk(full, case)).config.prefill_chunk for case in prefill.cases(full)]
     assert chunks == [None, 2048]
     assert full.parts().config.prefill_chunk is None
+
+
+def test_no_goal_is_judged_at_a_toys_sizes(bed, monkeypatch):
+    took = {"empty_ms": [1.0] * 5, "call_ms": [2.0] * 5, "server_ms": [1.0] * 5, "fall": [16] * 2}
+    monkeypatch.setattr(splice.clients, "run", lambda *args: json.dumps(took))
+    figures = list(splice.rows(bed, "edit at 32k"))
+    assert "slots in use fall by" in {figure.metric for figure in figures}
+    assert all(figure.goal is None and figure.met is None for figure in figures)

@@ -58,7 +58,10 @@ def test_measuring_some_cases_again_leaves_the_others(tmp_path):
     rows = [first.add(Measured(case, "arm", "time", 1.0, "ms")) for case in ("kernel 1", "step 1")]
     again = Recorder("decode", *about, only=("step",)).add(Measured("step 1", "arm", "time", 2.0, "ms"))
     assert read(path) == [rows[0], again]
-    assert Recorder("decode", *about).rows == read(path) == []
+    third = Recorder("decode", *about)
+    assert (third.rows, read(path)) == ([], [rows[0], again]), "nothing is lost before there is something new"
+    assert [third.add(Measured("kernel 1", "arm", "time", 3.0, "ms"))] == read(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["decode.jsonl"]
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):

@@ -48,21 +48,34 @@ def test_a_wrong_result_is_not_timed_and_the_next_one_runs(tmp_path, capsys, inv
     def wrong(bed):
         raise WrongResult("it errs by 2")
 
+    invent("rotate")
+    assert run.main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    before = (tmp_path / "rotate.jsonl").read_text()
+    capsys.readouterr()
     first, second = invent("rotate", wrong), invent("splice")
     assert run.main(["rotate", "splice", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert first == []
     assert second == ["one", "two"]
-    assert read(tmp_path / "rotate.jsonl") == []
+    assert (tmp_path / "rotate.jsonl").read_text() == before, "an earlier run's results are kept"
     assert len(read(tmp_path / "splice.jsonl")) == 2
     out = capsys.readouterr().out
     assert "it errs by 2" in out
     assert "not done: rotate" in out
+    assert "nothing was written" in out
+    assert "rotate.jsonl" not in out
 
 
 def test_cases_can_be_chosen(tmp_path, invent):
     ran = invent("rotate")
     run.main(["rotate", "--device", "cpu", "--out", str(tmp_path), "--cases", "tw"])
     assert ran == ["two"]
+
+
+def test_cases_that_are_none_are_refused(tmp_path, capsys, invent):
+    ran = invent("rotate") + invent("splice")
+    assert run.main(["rotate", "splice", "--device", "cpu", "--out", str(tmp_path), "--cases", "nothing"]) == 2
+    assert ran == []
+    assert "no case has 'nothing' in its name; there are: one, two" in capsys.readouterr().out
 
 
 def test_what_this_machine_can_not_run_is_left_out(tmp_path, capsys, invent):
@@ -82,11 +95,30 @@ def test_what_is_over_the_budget_is_left_out_and_said(tmp_path, capsys, invent):
     assert "not done: rotate, splice" in capsys.readouterr().out
 
 
-def test_a_name_that_is_none_is_refused():
-    with pytest.raises(SystemExit):
-        run.main(["rotat"])
-    with pytest.raises(SystemExit):
-        run.main([])
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], "name a benchmark"),
+        (["rotat"], "there is no benchmark rotat; there are rotate, decode"),
+        (["rotate", "--device", "cuda"], "no GPU"),
+        (["rotate", "--device", "cpu", "--shape", "lite"], "--shape lite needs a GPU"),
+        (["rotate", "--device", "cpu", "--model", "/nope"], "--model /nope"),
+        (["traces", "--device", "cpu", "--traces", "/nope"], "/nope: there is no such directory"),
+    ],
+)
+def test_what_can_not_be_run_is_refused_in_one_line(args, told, capsys, monkeypatch):
+    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as caught:
+        run.main(args)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_recordings_that_are_of_no_set(tmp_path):
+    from benchmarks import traces
+
+    bed = run.Bed(run.SHAPES["toy"], run.torch.device("cpu"), run.torch.float32, traces=tmp_path)
+    assert "has none of" in run.unfit(traces.BENCH, bed)
 
 
 def test_every_name_has_its_module():
