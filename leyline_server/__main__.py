@@ -6,20 +6,37 @@ import asyncio
 import logging
 import signal
 import sys
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.logging import RichHandler
+from leyline_server.listening import refused
 
-from leyline_server.config import ServerConfig, SettingsError, load_config
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from leyline_server.config import ServerConfig
 
 
 def main() -> None:
     """The entry point. Exit status 2 for bad settings, 3 for a model that is refused, 1 for a crash."""
+    try:
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        from leyline_server.config import SettingsError, load_config
+    except ModuleNotFoundError as error:  # the SDK's installation has this entry point too
+        print(
+            f"leyline-server: {error}: the server's packages are not installed; in a checkout: "
+            'pip install ".[server]"',
+            file=sys.stderr,
+        )
+        sys.exit(2)
     console = Console(stderr=True)
     try:
         config = load_config(sys.argv[1:])
+        if why := refused(config.host, config.port):
+            raise SettingsError(why)
     except SettingsError as error:
-        console.print(f"[red]leyline-server:[/] {error}", highlight=False)
+        _complain(console, error)
         sys.exit(2)
     handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], format="%(message)s")
@@ -29,23 +46,36 @@ def main() -> None:
 async def _serve(config: ServerConfig, console: Console) -> int:
     # torch takes seconds to import: --help and bad settings should not wait for it.
     with console.status(f"loading {config.model}"):
+        import torch
+        from transformers.utils import logging as transformers_logging
+
+        from leyline_server.config import SettingsError
         from leyline_server.model.load import ModelRefused
         from leyline_server.model.tokenizer import TokenizerError
         from leyline_server.server import Server, build
 
+        if not sys.stderr.isatty():  # a bar would fill the log with its steps
+            transformers_logging.disable_progress_bar()
         try:
             parts = build(config)
         except (ModelRefused, TokenizerError, MemoryError) as error:
-            console.print(f"[red]leyline-server: the model is refused:[/] {error}", highlight=False)
+            _complain(console, error, "the model is refused: ")
+            return 3
+        except torch.OutOfMemoryError as error:
+            _complain(
+                console,
+                error,
+                "the device has too little memory; fewer --slots or another --memory-fraction may help: ",
+            )
             return 3
         except SettingsError as error:
-            console.print(f"[red]leyline-server:[/] {error}", highlight=False)
+            _complain(console, error)
             return 2
     server = Server(parts)
     try:
         await server.start()
     except RuntimeError as error:
-        console.print(f"[red]leyline-server:[/] {config.host}:{config.port}: {error}", highlight=False)
+        _complain(console, refused(config.host, config.port) or error)
         return 2
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM):
@@ -61,6 +91,13 @@ async def _serve(config: ServerConfig, console: Console) -> int:
     logging.getLogger(__name__).info("draining")
     await server.stop()
     return 1 if server.crashed else 0
+
+
+def _complain(console: Console, error: object, what: str = "") -> None:
+    """One line, whatever brackets are in it and however narrow the terminal is."""
+    from rich.markup import escape
+
+    console.print(f"[red]leyline-server: {what}[/]{escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ Owns their names, bounds and help; knows nothing of what they configure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Literal
@@ -75,7 +76,9 @@ class ServerConfig(BaseSettings):
     max_queue: int = Field(default=64, ge=1, description="requests that may wait for slots, and calls for one session")
     session_ttl: float = Field(default=3600, gt=0, description="seconds without a call after which a session is closed")
     default_max_tokens: int = Field(default=1024, ge=1, description="tokens of a Generate that names no max_tokens")
-    max_replacement: int = Field(default=4096, ge=1, description="tokens in one R")
+    max_replacement: int | None = Field(
+        default=None, ge=1, description="tokens in one R; unset: 4096, or what a session holds"
+    )
     max_directives: int = Field(default=256, ge=1, description="directives in one call")
     remembered_requests: int = Field(default=4096, ge=1, description="request ids whose answers are kept for retries")
     api_keys: Annotated[dict[str, str], NoDecode] = Field(
@@ -116,12 +119,16 @@ def load_config(args: Sequence[str]) -> ServerConfig:
     try:
         flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
         environment = EnvSettingsSource(ServerConfig)
+        _check_names(os.environ)
         path = flags().get("config") or environment().get("config")
         sources: list[PydanticBaseSettingsSource] = [flags, environment]
         if path:
             if not Path(path).is_file():
                 raise SettingsError(f"config: there is no file {path}")
-            sources.append(TomlConfigSettingsSource(ServerConfig, Path(path)))
+            try:
+                sources.append(TomlConfigSettingsSource(ServerConfig, Path(path)))
+            except (TOMLDecodeError, UnicodeDecodeError) as error:
+                raise SettingsError(f"config: {path} is not TOML: {error}") from error
         values: dict[str, object] = {}
         for source in reversed(sources):
             values |= source()
@@ -131,5 +138,14 @@ def load_config(args: Sequence[str]) -> ServerConfig:
             f"{'.'.join(map(str, part['loc']))}: {part['msg']} (given: {part['input']!r})" for part in error.errors()
         ]
         raise SettingsError("; ".join(told)) from error
-    except (SourceError, TOMLDecodeError) as error:
+    except SourceError as error:
         raise SettingsError(str(error)) from error
+
+
+def _check_names(environment: Iterable[str]) -> None:
+    """A variable that sets nothing is a typo, as a flag or a line of the file would be."""
+    prefix = str(ServerConfig.model_config["env_prefix"])
+    known = {prefix + name.upper() for name in ServerConfig.model_fields}
+    unknown = sorted(name for name in environment if name.upper().startswith(prefix) and name.upper() not in known)
+    if unknown:
+        raise SettingsError(f"there is no setting for the environment's {', '.join(unknown)}; see --help")

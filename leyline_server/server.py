@@ -32,7 +32,15 @@ from leyline_server.service import LeylineService
 from leyline_server.sessions.host import Host
 from leyline_server.sessions.session import ServedFormat, Serving
 from leyline_server.sessions.store import SessionStore
-from leyline_server.sizing import choose_chunks, choose_context, choose_device, choose_dtype, choose_slots, what_fits
+from leyline_server.sizing import (
+    choose_chunks,
+    choose_context,
+    choose_device,
+    choose_dtype,
+    choose_replacement,
+    choose_slots,
+    what_fits,
+)
 from leyline_server.worker import EngineThread
 
 TINY = Path(__file__).parent / "assets" / "tiny"
@@ -78,7 +86,8 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
     num_slots = choose_slots(config, model)
     max_context = choose_context(config, model, num_slots)
     chunks = choose_chunks(config, model.device)
-    _log.info(what_fits(model, num_slots, max_context, config.max_running, chunks))
+    max_replacement = choose_replacement(config, max_context)
+    _log.info(what_fits(model, num_slots, max_context, chunks, config.max_sessions, config.max_running))
     engine = LocalEngine(
         model,
         num_slots,
@@ -92,7 +101,7 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
     limits = pb.Limits(
         max_context=max_context,
         num_slots=num_slots,
-        max_replacement=config.max_replacement,
+        max_replacement=max_replacement,
         max_directives=config.max_directives,
         max_sessions=config.max_sessions,
         max_queue=config.max_queue,

@@ -6,6 +6,7 @@ Owns these choices. Asks torch and the operating system; changes nothing.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -17,11 +18,28 @@ from leyline_server.model.load import LoadedModel
 _MAX_CPU_SLOTS: Final = 1 << 16
 """A CPU attends over far fewer tokens than its memory holds; more has to be asked for."""
 
+_MAX_REPLACEMENT: Final = 4096
+_SHORT: Final = 1024
+"""Tokens of a session that is short, for the line that says how many fit."""
+
 
 def choose_device(name: str) -> torch.device:
+    """Raises SettingsError for what is no device, or none of this machine's."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"device: {name!r} is none of auto, cpu, cuda, cuda:0, ..") from error
+    if device.type not in ("cpu", "cuda"):
+        raise SettingsError(f"device: {name!r} is none of auto, cpu, cuda, cuda:0, ..")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise SettingsError(f"device: {name!r} was asked for, and there is no GPU that torch can use")
+        if device.index is not None and device.index >= count:
+            raise SettingsError(f"device: {name!r} was asked for, and the last of {count} is cuda:{count - 1}")
+    return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -33,13 +51,15 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def choose_slots(config: ServerConfig, model: LoadedModel) -> int:
     """Tokens the pool holds: as asked, or what the share of free memory holds.
 
-    Raises MemoryError when not even that is room for 16 tokens.
+    Raises SettingsError for more than all of the free memory, and MemoryError when the share of it is no room for 16.
     """
+    row, free = _row_bytes(model), _free_bytes(model.device)
     if config.slots is not None:
+        if config.slots * row > free:
+            asked = f"slots: {config.slots:,} of {row:,} bytes take {_size(config.slots * row)}"
+            raise SettingsError(f"{asked}; the free memory of {model.device}, {_size(free)}, holds {free // row:,}")
         return config.slots
-    shape = model.config
-    row = Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
-    slots = int(_free_bytes(model.device) * config.memory_fraction) // row
+    slots = int(free * config.memory_fraction) // row
     if model.device.type == "cpu":
         slots = min(slots, _MAX_CPU_SLOTS)
     if slots < 16:
@@ -68,18 +88,49 @@ def choose_context(config: ServerConfig, model: LoadedModel, num_slots: int) -> 
     return config.max_context
 
 
-def what_fits(model: LoadedModel, num_slots: int, max_context: int, max_running: int, chunks: tuple[int, int]) -> str:
+def choose_replacement(config: ServerConfig, max_context: int) -> int:
+    """Tokens in one R: as asked, or 4,096, and no more than a session. Raises SettingsError for more than that."""
+    if config.max_replacement is None:
+        return min(_MAX_REPLACEMENT, max_context)
+    if config.max_replacement > max_context:
+        raise SettingsError(f"max_replacement {config.max_replacement} is beyond a session's tokens: {max_context}")
+    return config.max_replacement
+
+
+def what_fits(
+    model: LoadedModel, num_slots: int, max_context: int, chunks: tuple[int, int], max_sessions: int, max_running: int
+) -> str:
     """One line for whoever starts the server."""
-    shape = model.config
-    row = Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
+    row = _row_bytes(model)
     beside, alone = chunks
-    size = f"{num_slots * row / 1e9:,.1f} GB, {row:,} bytes a token"
-    holds = f"{num_slots // max_context:,} sessions of {max_context:,} tokens, or {num_slots // 1024:,} of 1,024"
-    steps = f"{max_running} requests run at once, {beside:,} pending tokens a step, {alone:,} alone"
-    return f"pool of {size}: {holds}; {steps}"
+    whole, short = (min(num_slots // length, max_sessions) for length in (max_context, _SHORT))
+    holds = f"{_count(whole, 'session')} of {max_context:,} tokens"
+    if max_context > _SHORT and short > whole:
+        holds += f", or {short:,} of {_SHORT:,}"
+    # A session has one request at a time, and each takes a slot at least.
+    running = _count(min(max_running, max_sessions, num_slots), "request")
+    steps = f"at most {running} at once, {beside:,} pending tokens a step, {alone:,} alone"
+    return f"pool of {_size(num_slots * row)}, {row:,} bytes a token: {holds}; {steps}"
+
+
+def _row_bytes(model: LoadedModel) -> int:
+    shape = model.config
+    return Pool.row_bytes(shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:  # what a file cache holds is free too
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -56,7 +56,7 @@ class LoadedModel:
 
 
 def load(path_or_id: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Reads weights (with Hugging Face's progress bar) and prepares the model. Raises ModelRefused."""
+    """Reads weights (with Hugging Face's progress bar unless it is off) and prepares the model. Raises ModelRefused."""
     path = _locate(path_or_id)
     config = _read_config(path)
     _check_architecture(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ from pydantic import ValidationError
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import Leyline, errors
-from leyline_server.config import ServerConfig, load_config
+from leyline_server.config import ServerConfig, SettingsError, load_config
+from leyline_server.listening import refused
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "leyline_server"]
@@ -58,13 +60,77 @@ def test_help_names_every_setting() -> None:
         (["--no-such-flag", "1"], {}, "no-such-flag"),
         ([], {"LEYLINE_SERVER_MEMORY_FRACTION": "1.5"}, "memory_fraction"),
         (["--config", "/nowhere.toml"], {}, "/nowhere.toml"),
+        ([], {"LEYLINE_SERVER_SLOT": "100"}, "LEYLINE_SERVER_SLOT"),
+        (["--host", "nowhere.invalid"], {}, "nowhere.invalid"),
+        (["--device", "tpu"], {}, "device: 'tpu' is none of auto, cpu, cuda"),
+        (["--slots", "10000000000"], {}, "the free memory of cpu"),
+        (
+            ["--slots", "1000", "--max-replacement", "1001"],
+            {},
+            "max_replacement 1001 is beyond a session's tokens: 1000",
+        ),
     ],
 )
 def test_a_bad_setting_is_exit_code_2(args: list[str], settings: Mapping[str, str], named: str) -> None:
-    shown = run(*args, **settings)
+    shown = run(*args, **{"LEYLINE_SERVER_PORT": "0", "LEYLINE_SERVER_DEVICE": "cpu", **settings})
     assert shown.returncode == 2, shown.stderr
-    assert named in shown.stderr
+    assert named in shown.stderr.splitlines()[-1]
     assert "Traceback" not in shown.stderr
+    assert "Loading weights" not in shown.stderr
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leyline_server import sizing
+
+    monkeypatch.setattr(sizing.torch.cuda, "is_available", lambda: False)
+    assert sizing.choose_device("auto").type == "cpu"
+    with pytest.raises(SettingsError, match="no GPU"):
+        sizing.choose_device("cuda")
+    monkeypatch.setattr(sizing.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sizing.torch.cuda, "device_count", lambda: 2)
+    assert sizing.choose_device("cuda:1").index == 1
+    with pytest.raises(SettingsError, match="the last of 2 is cuda:1"):
+        sizing.choose_device("cuda:2")
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shown = run("--port", str(port), "--model", "/nowhere")  # would be exit code 3
+        assert refused("127.0.0.1", 0) == ""
+    assert shown.returncode == 2
+    assert shown.stderr.strip() == f"leyline-server: port: 127.0.0.1:{port} is in use"
+    assert refused("127.0.0.1", port) == ""
+
+
+def test_without_the_servers_packages() -> None:
+    """What an installation of the SDK alone says."""
+    missing = "import sys; sys.modules['rich'] = None; from leyline_server.__main__ import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", missing], capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), cwd=ROOT
+    )
+    assert shown.returncode == 2
+    assert 'pip install ".[server]"' in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((65_536, 600, 1024, 64), "251.7 MB, 3,840 bytes a token: 109 sessions of 600 tokens; at most 64 requests at"),
+        ((65_536, 8192, 1024, 64), ": 8 sessions of 8,192 tokens, or 64 of 1,024; at most 64 requests at once"),
+        ((65_536, 8192, 2, 64), ": 2 sessions of 8,192 tokens; at most 2 requests at once"),
+        ((65_536, 65_536, 1, 64), ": 1 session of 65,536 tokens; at most 1 request at once"),
+        ((1_000_000, 100_000, 1024, 8), "3.8 GB, 3,840 bytes a token: 10 sessions of 100,000 tokens, or 976 of 1,024;"),
+    ],
+)
+def test_what_fits_is_what_can_be(sizes: tuple[int, int, int, int], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from leyline_server import sizing
+
+    monkeypatch.setattr(sizing, "_row_bytes", lambda model: 3840)
+    slots, context, sessions, running = sizes
+    model: Any = None
+    assert told in sizing.what_fits(model, slots, context, (512, 512), sessions, running)
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +149,10 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, m
 def test_a_bad_file(tmp_path: Path, line: str) -> None:
     file = tmp_path / "server.toml"
     file.write_text(line)
-    with pytest.raises((ValidationError, ValueError)):
+    with pytest.raises((ValidationError, ValueError)) as caught:
         load_config(["--config", str(file)])
+    if line == "slots = ":
+        assert str(file) in str(caught.value)
 
 
 def test_api_keys_from_flags() -> None:
@@ -162,6 +230,7 @@ def test_start_serve_and_drain_at_ctrl_c(process: Process, small_model: str) -> 
     code, stderr = process.wait()
     assert code == 0, stderr
     assert "draining" in stderr
+    assert "Loading weights" not in stderr  # no bar where no terminal is
     assert "Traceback" not in stderr
     client.close()
 
