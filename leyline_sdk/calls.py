@@ -59,6 +59,9 @@ def new_request_id() -> str:
 class Retry:
     """When a failed call is tried again. All retries of a call share its timeout and its request_id.
 
+    Tried again are Unavailable, ShuttingDown and DeadlineExceeded; SessionBusy and QueueFull if you say so;
+    TooManySessions never, for a session may take an hour to expire.
+
     Attributes:
         attempts: in all; 1 never retries.
         first_wait_s: doubled after each attempt, with jitter, up to `max_wait_s`. A server's retry_after_s wins.

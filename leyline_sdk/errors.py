@@ -12,11 +12,8 @@
         ├── Aborted                  StaleVersion, StaleLength, SessionBusy
         ├── ResourceExhausted        ContextExceeded, PoolExceeded, QueueFull, TooManySessions
         ├── FailedPrecondition       EmptySession, UnansweredToolCall, NotUndoable, NotSupported
-        ├── UnknownToolCall
-        ├── Unauthenticated
+        ├── UnknownToolCall, Unauthenticated, DeadlineExceeded, Cancelled
         ├── Unavailable              ShuttingDown
-        ├── DeadlineExceeded
-        ├── Cancelled
         └── Internal                 ModelFailed
 
 A refused call has changed nothing. After Unavailable, DeadlineExceeded and Cancelled nobody knows: the session looks.
@@ -55,7 +52,8 @@ class APIError(LeylineError):
         reason: name of the contract's ErrorReason, e.g. "STALE_VERSION"; empty when the status is all there is.
         request_id: of the call; None for reads.
         metadata: bounds and values, as strings.
-        retryable: the same call may succeed later. Safe with the same request_id.
+        retryable: the same call may succeed later. Safe with the same request_id. `Retry` says which are tried
+            again without asking you.
     """
 
     retryable: bool = False
@@ -223,13 +221,15 @@ class PoolExceeded(ResourceExhausted):
 
 
 class QueueFull(ResourceExhausted):
-    """Too many requests wait for slots; see `retry_after_s`."""
+    """Too many requests wait to run, or too many calls for one session; see `retry_after_s`."""
 
     retryable = True
 
 
 class TooManySessions(ResourceExhausted):
-    """The server holds all the sessions that it may."""
+    """The server holds all the sessions that it may, until one is closed or expires; see `retry_after_s`."""
+
+    retryable = True
 
 
 class FailedPrecondition(APIError):

@@ -73,7 +73,9 @@ class ServerConfig(BaseSettings):
     )
     max_sessions: int = Field(default=1024, ge=1, description="sessions held at once")
     max_running: int = Field(default=64, ge=1, description="requests computed at once; others wait")
-    max_queue: int = Field(default=64, ge=1, description="requests that may wait for slots, and calls for one session")
+    max_queue: int = Field(
+        default=64, ge=1, description="requests that may wait for slots or a place to run, and calls for one session"
+    )
     session_ttl: float = Field(default=3600, gt=0, description="seconds without a call after which a session is closed")
     default_max_tokens: int = Field(default=1024, ge=1, description="tokens of a Generate that names no max_tokens")
     max_replacement: int | None = Field(

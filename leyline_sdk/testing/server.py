@@ -148,6 +148,8 @@ class FakeServer:
             raise Refusal("SESSION_EXISTS", f"session {wanted!r} exists", session_id=wanted)
         limit = self.limits.max_sessions
         if len(self.sessions) >= limit:
-            raise Refusal("TOO_MANY_SESSIONS", f"the server holds {limit} sessions, its limit", limit=limit)
+            raise Refusal(
+                "TOO_MANY_SESSIONS", f"there are {limit} sessions; that is the limit", limit=limit, retry_after_s=5
+            )
         self._made += 1
         return wanted or f"s{self._made}"

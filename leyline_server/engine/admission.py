@@ -85,9 +85,12 @@ class Admission:
         waiting = len(together) - fitting
         before = waiting - len(coming)
         if waiting and before >= self._max_queue:
+            # The first that waits: there is no place for it, or there is one and too few slots.
+            placeless = fitting >= self._requests.num_free
+            what = f"one of the {self._requests.num_rows} that may run at once to end" if placeless else "slots"
             raise Refusal(
                 "QUEUE_FULL",
-                f"{before} requests wait for slots; the limit is {self._max_queue}",
+                f"{before} requests wait for {what}; the limit is {self._max_queue}",
                 waiting=before,
                 limit=self._max_queue,
                 retry_after_s=1,

@@ -102,8 +102,8 @@ class LocalEngine:
     def length(self, sequence: SequenceId) -> int:
         return len(self.sequences[sequence])
 
-    def num_pending(self, sequence: SequenceId) -> int:
-        return self.sequences[sequence].rows.num_pending
+    def num_pending(self, sequence: SequenceId, end: int | None = None) -> int:
+        return int(np.count_nonzero(self.sequences[sequence].rows.slots[:end] < 0))
 
     def exact_upto(self, sequence: SequenceId) -> int:
         return self.sequences[sequence].rows.exact_upto(self.cache.table)

@@ -92,8 +92,9 @@ def undo(serving: Serving, session: Session, edit_id: str) -> pb.UndoResponse:
 def state(serving: Serving, session: Session) -> pb.SessionState:
     """The session as its client mirrors it, without tokens and content."""
     out = session.conversation.state()
-    out.num_pending = serving.engine.num_pending(session.sequence)
-    out.exact_upto = serving.engine.exact_upto(session.sequence)
+    # The engine's list is longer while a Generate runs: its message enters the conversation at its end.
+    out.num_pending = serving.engine.num_pending(session.sequence, out.num_tokens)
+    out.exact_upto = min(out.num_tokens, serving.engine.exact_upto(session.sequence))
     out.busy = session.run is not None
     return out
 

@@ -74,7 +74,7 @@ class Host:
                 session_id=session.id,
                 version=session.conversation.version,
                 num_tokens=len(session.conversation.table),
-                num_pending=self._serving.engine.num_pending(session.sequence),
+                num_pending=self._serving.engine.num_pending(session.sequence, len(session.conversation.table)),
                 idle_s=now - session.used,
                 busy=session.run is not None,
             )

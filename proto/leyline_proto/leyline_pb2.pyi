@@ -179,7 +179,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """RESOURCE_EXHAUSTED: metadata retry_after_s"""
     ERROR_REASON_TOO_MANY_SESSIONS: _ErrorReason.ValueType  # 21
-    """RESOURCE_EXHAUSTED"""
+    """RESOURCE_EXHAUSTED: metadata limit, retry_after_s"""
     ERROR_REASON_NOT_SUPPORTED: _ErrorReason.ValueType  # 22
     """FAILED_PRECONDITION: the model or server can't; metadata feature"""
     ERROR_REASON_UNKNOWN_EDIT: _ErrorReason.ValueType  # 23
@@ -247,7 +247,7 @@ ERROR_REASON_POOL_EXCEEDED: ErrorReason.ValueType  # 19
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """RESOURCE_EXHAUSTED: metadata retry_after_s"""
 ERROR_REASON_TOO_MANY_SESSIONS: ErrorReason.ValueType  # 21
-"""RESOURCE_EXHAUSTED"""
+"""RESOURCE_EXHAUSTED: metadata limit, retry_after_s"""
 ERROR_REASON_NOT_SUPPORTED: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION: the model or server can't; metadata feature"""
 ERROR_REASON_UNKNOWN_EDIT: ErrorReason.ValueType  # 23
@@ -451,7 +451,7 @@ class Limits(_message.Message):
     """directives in one call"""
     max_sessions: _builtins.int
     max_queue: _builtins.int
-    """requests that wait for slots"""
+    """requests that wait to run, for slots or a place; and calls that wait for one session"""
     max_id_bytes: _builtins.int
     """session, request, message and tool-call ids"""
     max_message_bytes: _builtins.int
@@ -529,7 +529,7 @@ class PoolStats(_message.Message):
     running: _builtins.int
     """requests that compute now"""
     queued: _builtins.int
-    """requests that wait for slots"""
+    """requests that wait to run, for slots or a place"""
     def __init__(
         self,
         *,
@@ -638,7 +638,9 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class SessionState(_message.Message):
-    """What a client mirrors. Returned whole by GetSession, CreateSession and ForkSession."""
+    """What a client mirrors. Returned whole by GetSession, CreateSession and ForkSession. What a Generate that still runs
+    has said so far is in none of it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -197,9 +197,21 @@ def test_queue_full(loaded):
         rig.compute(late)
     assert caught.value.reason == "QUEUE_FULL"
     assert (caught.value.metadata["waiting"], caught.value.metadata["limit"]) == ("2", "2")
+    assert "2 requests wait for slots; the limit is 2" in caught.value.message
     rig.run()
     assert all(run.end is EndReason.LENGTH for run in waiting)
     rig.prefill(late)
+
+
+def test_queue_full_of_requests_without_a_place(loaded):
+    rig = Rig(loaded("v2-qlora-dense"), num_slots=500, max_queue=2, max_running=1)
+    runs = [rig.generate(rig.open(random_ids(10, seed=number)), 20) for number in range(3)]
+    rig.step()
+    with pytest.raises(Refusal) as caught:
+        rig.generate(rig.open(random_ids(10, seed=4)), 20)
+    assert "2 requests wait for one of the 1 that may run at once to end; the limit is 2" in caught.value.message
+    rig.run()
+    assert all(run.end is EndReason.LENGTH for run in runs)
 
 
 @pytest.mark.parametrize("max_queue", [0, 2])

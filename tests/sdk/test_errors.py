@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.refusal import STATUS
 from leyline_sdk import errors
+from leyline_sdk.calls import Retry
 from leyline_sdk.error_table import BY_REASON, BY_STATUS, api_error
 from leyline_sdk.grpc_transport import typed
 
@@ -50,6 +51,9 @@ def test_metadata_is_typed() -> None:
     full = api_error("RESOURCE_EXHAUSTED", "x", reason="QUEUE_FULL", metadata={"retry_after_s": "0.5"})
     assert full.retry_after_s == 0.5
     assert full.retryable
+    many = api_error("RESOURCE_EXHAUSTED", "x", reason="TOO_MANY_SESSIONS", metadata={"retry_after_s": "5"})
+    assert (many.retryable, many.retry_after_s) == (True, 5)
+    assert not Retry().again(many)
 
 
 class _Failed(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # grpc ships no types for its exceptions

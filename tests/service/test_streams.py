@@ -53,6 +53,22 @@ def test_events_come_in_their_order(small: RunningServer) -> None:
     talk.close()
 
 
+def test_what_a_session_is_while_it_generates(small: RunningServer) -> None:
+    """Tokens, pending ones and exact ones are of the same list: what is being said is in none of them."""
+    talk = Talk(small, user("hello"))
+    with small.hold(after=3):
+        stream = talk.stream(9, force_token_ids=encode("123456789"))
+        head = [next(stream) for _ in range(4)]
+        state = talk.state
+        assert (state.num_tokens, state.num_pending) == (head[0].started.num_tokens, 0)
+        assert state.exact_upto == state.num_tokens == len(state.token_ids)
+        (listed,) = [s for s in small.call(pb.ListSessionsRequest()).sessions if s.session_id == talk.id]
+        assert (listed.num_tokens, listed.num_pending) == (state.num_tokens, 0)
+    list(stream)
+    assert talk.state.num_tokens == state.num_tokens + 9
+    talk.close()
+
+
 def test_tokens_are_sent_as_they_come(small: RunningServer) -> None:
     talk = Talk(small, user("hello"))
     with small.hold(after=2):
