@@ -13,12 +13,13 @@ from leyline_sdk import Edit, Leyline, MessagePolicy, Policy, PolicyContext, cle
 
 
 class ShortLogs(Policy):
-    """Long tool results go once the model has answered from them. Pure: what is done, it plans no more."""
+    """Long tool results go once the model has answered from them. Pure: what is done is not long, so it plans it no
+    more. It does not ask for `edited`, which is true as well of a long one in which another policy redacted a word."""
 
     def plan(self, context: PolicyContext) -> Iterable[Edit]:
         answers = context.transcript.of_role("assistant")
         for result in context.tool_results:
-            if result.end <= answers[-1].start and result.content_tokens > 20 and not result.edited:
+            if result.end <= answers[-1].start and result.content_tokens > 20:
                 yield clear(result, "[log]")
 
 

@@ -11,10 +11,11 @@ from leyline_sdk.calls import Retry
 from leyline_sdk.config import Config
 from leyline_sdk.core import OnEdit
 from leyline_sdk.policy import Policy
+from leyline_sdk.reports import ServerInfo
 from leyline_sdk.runner import AsyncRunner
 from leyline_sdk.service import Service
 from leyline_sdk.transport import AsyncTransport
-from leyline_sdk.types import MessageLike, ServerInfo, SessionSummary, ToolLike
+from leyline_sdk.types import MessageLike, SessionSummary, ToolLike
 
 if TYPE_CHECKING:
     import grpc

@@ -173,10 +173,15 @@ class AsyncSession:
             return await stream.final()
 
     async def edit(
-        self, *edits: Edit, dry_run: bool = False, prefill: bool = False, timeout_s: float | None = None
+        self,
+        *edits: Edit,
+        dry_run: bool = False,
+        prefill: bool = False,
+        wait: bool = False,
+        timeout_s: float | None = None,
     ) -> EditResult:
         return await self._runner.run(
-            operations.edit(self._core, edits, dry_run=dry_run, prefill=prefill, wait=False, timeout_s=timeout_s)
+            operations.edit(self._core, edits, dry_run=dry_run, prefill=prefill, wait=wait, timeout_s=timeout_s)
         )
 
     async def undo(self, edit_id: str, *, wait: bool = False) -> UndoResult:

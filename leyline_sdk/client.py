@@ -10,11 +10,12 @@ from leyline_sdk.calls import Retry
 from leyline_sdk.config import Config
 from leyline_sdk.core import OnEdit
 from leyline_sdk.policy import Policy
+from leyline_sdk.reports import ServerInfo
 from leyline_sdk.runner import Runner
 from leyline_sdk.service import Service
 from leyline_sdk.session import Session
 from leyline_sdk.transport import Transport
-from leyline_sdk.types import MessageLike, ServerInfo, SessionSummary, ToolLike
+from leyline_sdk.types import MessageLike, SessionSummary, ToolLike
 
 if TYPE_CHECKING:
     import grpc
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 class Leyline:
     """A client of one server. A context manager: leaving it closes the connection, and no session.
+
+    Threads may share it; each session is for one thread at a time.
 
     Args:
         target: "host:port"; else LEYLINE_TARGET, else 127.0.0.1:50051.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import errors
+from leyline_sdk import reports as r
 from leyline_sdk import types as t
 from leyline_sdk.calls import Answer, Op, Pause, ask, new_request_id, outcome_unknown
 from leyline_sdk.config import DEFAULT_TIMEOUT_S
@@ -27,7 +28,7 @@ from leyline_sdk.wire import (
     transcript_from_pb,
 )
 
-OnEdit = Callable[[t.AppliedEdit], None]
+OnEdit = Callable[[r.AppliedEdit], None]
 _IDLE_WAIT_S = 0.05
 
 
@@ -38,7 +39,7 @@ class SessionCore:
         self,
         session_id: str,
         transcript: Transcript,
-        limits: t.Limits,
+        limits: r.Limits,
         policies: Sequence[Policy] = (),
         on_edit: OnEdit | None = None,
         created: bool = True,
@@ -52,7 +53,7 @@ class SessionCore:
         self.timeout_s = DEFAULT_TIMEOUT_S  # of the client, for waiting
         self.streaming = False
         self._stale = False
-        self.unreported: list[t.AppliedEdit] = []
+        self.unreported: list[r.AppliedEdit] = []
 
     # ------------------------------------------------------------ mirror
 
@@ -155,16 +156,16 @@ class SessionCore:
         cache = cache_from_pb(got.cache) if got.HasField("cache") else None
         return t.EditResult(got.version, got.num_tokens, applied, cache, got.wall_ms)
 
-    def _applied(self, todo: Plan, receipts: Sequence[pb.Receipt]) -> tuple[t.AppliedEdit, ...]:
-        out: list[t.AppliedEdit] = []
+    def _applied(self, todo: Plan, receipts: Sequence[pb.Receipt]) -> tuple[r.AppliedEdit, ...]:
+        out: list[r.AppliedEdit] = []
         for edit, policy, receipt in zip(todo.edits, todo.policies, receipts, strict=True):
             ids = tuple(message.id for message in touched(edit, self.transcript) or ())
-            out.append(t.AppliedEdit(policy, ids, receipt_from_pb(receipt)))
+            out.append(r.AppliedEdit(policy, ids, receipt_from_pb(receipt)))
         return tuple(out)
 
     def absorb(
         self, todo: Plan, receipts: Sequence[pb.Receipt], edited: Iterable[pb.MessageSpan], version: int
-    ) -> tuple[t.AppliedEdit, ...]:
+    ) -> tuple[r.AppliedEdit, ...]:
         """Takes the answer to `todo` into the mirror."""
         applied = self._applied(todo, receipts)
         self.transcript = self.transcript.after_edit(
@@ -175,7 +176,7 @@ class SessionCore:
         )
         return applied
 
-    def report(self, applied: Sequence[t.AppliedEdit]) -> None:
+    def report(self, applied: Sequence[r.AppliedEdit]) -> None:
         """Tells whoever wants to know, at once and with the next reply. The mirror must be whole: a hook may raise."""
         self.unreported.extend(applied)
         if self.on_edit is not None:

@@ -4,7 +4,7 @@ Owns the two base classes and the context they are given. When they run, and wha
 
     class DropOldLogs(Policy):
         def plan(self, context):
-            return [clear(m, "[cleared]") for m in context.editable if m.role == "tool" and m.age > 2 and not m.edited]
+            return [clear(m, "[cleared]") for m in context.editable if m.role == "tool" and m.age > 2]
 """
 
 from __future__ import annotations
@@ -99,7 +99,12 @@ class Policy(ABC):
 
     @abstractmethod
     def plan(self, context: PolicyContext) -> Iterable[Edit]:
-        """The edits to make now. Runs before each append, generate and prefill; calls no server."""
+        """The edits to make now. Runs before each append, generate and prefill; calls no server.
+
+        An edit that would change nothing, such as a `clear` of what says that already, is left out. Where the outcome
+        depends on what it is made of, go by the content ("is it still long?"), not by `Message.edited`, which is true
+        after another policy's edit too.
+        """
 
 
 def check_policies(policies: Iterable[Policy]) -> None:

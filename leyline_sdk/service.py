@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_sdk import reports as r
 from leyline_sdk import types as t
 from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import OnEdit, SessionCore
@@ -30,9 +31,9 @@ class Service:
     """Remembers the server's limits, which don't change while it runs."""
 
     def __init__(self) -> None:
-        self._limits: t.Limits | None = None
+        self._limits: r.Limits | None = None
 
-    def server_info(self) -> Op[t.ServerInfo]:
+    def server_info(self) -> Op[r.ServerInfo]:
         got = yield from ask(pb.GetServerInfoRequest(), pb.GetServerInfoResponse)
         info = server_info_from_pb(got)
         self._limits = info.limits

@@ -16,16 +16,7 @@ from leyline_sdk.runner import Runner
 from leyline_sdk.stream import StreamCore
 from leyline_sdk.transcript import Transcript
 from leyline_sdk.transport import ResponseStream
-from leyline_sdk.types import (
-    Appended,
-    Delta,
-    EditResult,
-    MessageLike,
-    Reply,
-    SessionInfo,
-    ToolCall,
-    UndoResult,
-)
+from leyline_sdk.types import Appended, Delta, EditResult, MessageLike, Reply, SessionInfo, ToolCall, UndoResult
 
 
 class Session:
@@ -189,21 +180,27 @@ class Session:
             return stream.final()
 
     def edit(
-        self, *edits: Edit, dry_run: bool = False, prefill: bool = False, timeout_s: float | None = None
+        self,
+        *edits: Edit,
+        dry_run: bool = False,
+        prefill: bool = False,
+        wait: bool = False,
+        timeout_s: float | None = None,
     ) -> EditResult:
         """Edits by hand, as one transaction: all or none. System and user messages are not protected from you.
+
+        `wait`: queue behind a running Generate, as in `append`.
 
         Raises:
             IllegalCut, SpanOutOfRange, SpansOverlap, AttentionSink, UnpairedToolCall: not allowed.
             UnknownMessage, UnknownToolCall, UnknownEdit: what it names is not there.
         """
         return self._runner.run(
-            operations.edit(self._core, edits, dry_run=dry_run, prefill=prefill, wait=False, timeout_s=timeout_s)
+            operations.edit(self._core, edits, dry_run=dry_run, prefill=prefill, wait=wait, timeout_s=timeout_s)
         )
 
     def undo(self, edit_id: str, *, wait: bool = False) -> UndoResult:
-        """Puts back what an AMORTIZE removed. Policies then leave it alone, also after
-        a resume.
+        """Puts back what an AMORTIZE removed. Policies then leave it alone, also after a resume.
 
         Raises:
             NotUndoable: a FORGET, or a later edit covers it. UnknownEdit.
@@ -239,7 +236,8 @@ class Session:
 
 
 class Stream(Iterator[Delta]):
-    """A running Generate. Iterate over it or over `text`; leaving its `with` block early cancels it."""
+    """A running Generate. Iterating yields a `Delta` (text, reasoning, token_ids) for each token or few, `text` their
+    texts (str). Leaving its `with` block early cancels it."""
 
     def __init__(self, core: StreamCore, runner: Runner, timeout_s: float | None) -> None:
         self._core = core

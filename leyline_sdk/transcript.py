@@ -70,6 +70,8 @@ class Message:
 
     @property
     def edited(self) -> bool:
+        """Whether any edit changed it: any policy's, or one by hand. No sign that a certain policy is done with it:
+        one that only redacted a word leaves it as long as it was. See `Policy.plan`."""
         return bool(self.edit_ids)
 
     def to_dict(self) -> dict[str, Any]:

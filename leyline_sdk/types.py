@@ -1,16 +1,17 @@
-"""What calls return, as frozen values. Counts are tokens, times milliseconds, ranges [start, end).
+"""What calls take and return, as frozen values. Counts are tokens, times milliseconds, ranges [start, end).
 
-Owns no behaviour and knows no wire messages: `wire` converts.
+Owns no behaviour and knows no wire messages: `wire` converts. `reports` has what they say of the server's work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from leyline_sdk.mode import Mode
+from leyline_sdk.reports import AppliedEdit, CacheReport, Usage
 
 MessageLike = str | Mapping[str, Any]
 """A user message as text, or an OpenAI-style dict: role, content, tool_calls, tool_call_id, id, reasoning."""
@@ -32,7 +33,13 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool, with its arguments parsed."""
+    """One call of a tool.
+
+    Attributes:
+        id: what its result names.
+        name: of the tool.
+        arguments: parsed.
+    """
 
     id: str
     name: str
@@ -41,7 +48,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
-    """A generated call that is malformed or names no tool. It may be answered and need not be."""
+    """A generated call that is malformed or names no tool. It may be answered and need not be.
+
+    Attributes:
+        id: what a result would name.
+        text: what was generated between the call's delimiters.
+        error: what is wrong with it.
+    """
 
     id: str
     text: str
@@ -49,107 +62,21 @@ class InvalidToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    context: int
-    """Tokens in the session when the call was admitted."""
-    computed: int
-    """Rows (one a token) computed before the first token."""
-    reused: int
-    """Rows of the context that were there already."""
-    generated: int
-    """Tokens said."""
-    ttft_ms: float
-    """Milliseconds from admission to the first token."""
-    total_ms: float
-    """Milliseconds of the whole call."""
-    queued_ms: float
-    """Milliseconds of waiting for slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    """Why the cache hit or broke. prefix_hit + content_hit + kept + computed = entries of the session."""
-
-    prefix_hit: int
-    """Tokens whose KV came from the prefix tree in this call."""
-    content_hit: int
-    """Tokens whose KV came from equal content elsewhere."""
-    kept: int
-    """Tokens that had KV already."""
-    turned: int
-    """Tokens read at another position than where they were written."""
-    computed: int
-    """Tokens whose KV was computed."""
-    first_divergence: int | None
-    """Index of the first token that had to be computed; None: there was none."""
-    reason: str
-    """Why something was computed: "APPEND", "EDIT", "EVICTED" or "COLD"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What one edit did."""
-
-    edit_id: str
-    """For `undo` and `forget`; empty for a dry run."""
-    mode: Mode
-    """The mode it was made in."""
-    at: int
-    """Token index where R stands now."""
-    removed: int
-    """Tokens that went."""
-    inserted: int
-    """Tokens of R."""
-    shift: int
-    """Tokens by which what follows moved: inserted - removed."""
-    kept: int
-    """Tokens after the span whose KV stays."""
-    turned: int
-    """Of those, the ones that stand elsewhere than where they were written."""
-    to_compute: int
-    """Tokens of the session that wait for KV after this edit."""
-    freed: int
-    """Slots (one a token) by which the pool's use fell."""
-    exact_upto: int
-    """Token index below which the KV equals an honest prefill's."""
-    influence_remains: bool
-    """Whether kept KV was computed from the removed text."""
-    held_elsewhere: tuple[str, ...]
-    """FORGET: ids of your other sessions that still hold some of its rows."""
-    removed_message_ids: tuple[str, ...]
-    """Messages that are no longer in the session."""
-    label: str
-    """The edit's label: a policy's name, or what you gave."""
-    repaired: int = 0
-    """Tokens after the span that have KV and are computed again; of a `share`, counted among `kept` until then."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedEdit:
-    """An edit that was made, by a policy or by hand, on whose behalf and to what."""
-
-    policy: str
-    """Its name; empty for an edit by hand."""
-    message_ids: tuple[str, ...]
-    """The messages that it changed or removed."""
-    receipt: Receipt
-
-    @property
-    def edit_id(self) -> str:
-        return self.receipt.edit_id
-
-    @property
-    def removed(self) -> int:
-        return self.receipt.removed
-
-    @property
-    def inserted(self) -> int:
-        return self.receipt.inserted
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """What a Generate said. `applied_edits` are all edits since the last reply."""
+    """What a Generate said.
+
+    Attributes:
+        text: the message's text, without the stop string that ended it.
+        reasoning: what the model thought before it.
+        tool_calls: the calls that want a result, in order.
+        invalid_tool_calls: calls that are malformed or name no tool.
+        finish_reason: why it ended.
+        applied_edits: all edits since the last reply, of policies and by hand.
+        usage: tokens and times.
+        cache: why the cache hit or broke.
+        message_id: of the assistant's message; empty when it was cancelled before its first token.
+        stop_string: the one that ended it, or empty.
+    """
 
     text: str
     reasoning: str
@@ -165,7 +92,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a stream: whole characters, and the ids they came from."""
+    """A piece of a stream.
+
+    Attributes:
+        text: whole characters; empty in the middle of one, or of a tool call.
+        reasoning: likewise.
+        token_ids: the ids that came with this piece.
+    """
 
     text: str
     reasoning: str
@@ -174,18 +107,35 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an append did. `message_ids` in the order of the session, `num_tokens` of the whole session."""
+    """What an append did.
+
+    Attributes:
+        message_ids: of the new messages, in the order of the session: results stand in the order of their calls.
+        num_tokens: of the whole session.
+        applied_edits: what the policies did in the same call.
+        cache: with `prefill`, what was computed; else None.
+        dropped_half_call: a message that had been cut short was closed, and this text of a half call was dropped.
+    """
 
     message_ids: tuple[str, ...]
     num_tokens: int
     applied_edits: tuple[AppliedEdit, ...]
-    cache: CacheReport | None  # with prefill
-    dropped_half_call: str  # a cut-short message was closed, and this text of a half call was dropped
+    cache: CacheReport | None
+    dropped_half_call: str
 
 
 @dataclass(frozen=True, slots=True)
 class EditResult:
-    """What `edit`, `preview` and `prefill` did or would do."""
+    """What `edit`, `preview` and `prefill` did or would do.
+
+    Attributes:
+        version: of the session after it; counts calls that edit, and undos.
+        num_tokens: of the whole session after it.
+        applied_edits: one for each edit, with its receipt.
+        cache: with `prefill`, what was computed; else None.
+        wall_ms: that the server took for the edits alone: neither the wait for the session nor a prefill that came
+            with them is in it.
+    """
 
     version: int
     num_tokens: int
@@ -196,6 +146,16 @@ class EditResult:
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
+    """What an undo brought back.
+
+    Attributes:
+        version: of the session after it.
+        num_tokens: of the whole session after it.
+        restored: tokens that came back.
+        restored_with_kv: of those, the ones with the KV that they had; the others are pending.
+        exact_upto: token index below which the KV equals an honest prefill's.
+    """
+
     version: int
     num_tokens: int
     restored: int
@@ -205,7 +165,18 @@ class UndoResult:
 
 @dataclass(frozen=True, slots=True)
 class EditInfo:
-    """An entry of the session's edit log."""
+    """An entry of the session's edit log.
+
+    Attributes:
+        edit_id: for `undo` and `forget`.
+        mode: the mode it was made in.
+        version: of the session that it made.
+        at: token index where its R stands now.
+        removed: tokens that went.
+        inserted: tokens of R.
+        undone: whether it was undone.
+        undoable: whether `undo` would take it now.
+    """
 
     edit_id: str
     mode: Mode
@@ -219,7 +190,20 @@ class EditInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as the server sees it."""
+    """A session as the server sees it. What a Generate that still runs has said so far is in none of it.
+
+    Attributes:
+        id: the session's.
+        version: counts calls that edit, and undos.
+        num_tokens: of the whole session.
+        num_pending: of those, the ones without KV: the next call that computes computes them.
+        exact_upto: token index below which the KV equals an honest prefill's.
+        turn: Generates finished.
+        busy: whether a call computes in it.
+        unanswered_call_ids: tool calls that want a result, in order.
+        edits: its edit log, oldest first.
+        token_ids: all of them, where they were asked for.
+    """
 
     id: str
     version: int
@@ -230,67 +214,25 @@ class SessionInfo:
     busy: bool
     unanswered_call_ids: tuple[str, ...]
     edits: tuple[EditInfo, ...]
-    token_ids: tuple[int, ...] = ()  # only when asked for
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
+    """One session of a list.
+
+    Attributes:
+        id: the session's.
+        version: counts calls that edit, and undos.
+        num_tokens: of the whole session.
+        num_pending: of those, the ones without KV.
+        idle_s: seconds since its last call.
+        busy: whether a call computes in it.
+    """
+
     id: str
     version: int
     num_tokens: int
     num_pending: int
     idle_s: float
     busy: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The server's bounds. Tokens where nothing else is said."""
-
-    max_context: int
-    num_slots: int  # rows of the pool
-    max_replacement: int
-    max_directives: int  # in one call
-    max_sessions: int
-    max_queue: int  # requests
-    max_id_bytes: int
-    max_message_bytes: int
-    sink_tokens: int
-    max_stop_strings: int
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """Whether the server supports something, and why not."""
-
-    name: str
-    supported: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """The server's pool, in slots, and its work: rows computed since it started, requests running and waiting."""
-
-    num_slots: int
-    free: int
-    in_use: int
-    cached: int
-    rows_computed: int
-    running: int
-    queued: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    model: str
-    architecture: str
-    dtype: str
-    device: str
-    vocab_size: int
-    rotary_layout: str
-    chat_format: str
-    server_version: str
-    limits: Limits
-    pool: PoolStats
-    features: Mapping[str, Feature] = field(default_factory=dict)

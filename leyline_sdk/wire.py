@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message as Proto
 
 from leyline_proto import leyline_pb2 as pb
+from leyline_sdk import reports as r
 from leyline_sdk import types as t
 from leyline_sdk.error_table import api_error
 from leyline_sdk.mode import Mode
@@ -208,9 +209,9 @@ def transcript_from_pb(state: pb.SessionState, pinned: frozenset[str] = frozense
     return Transcript(pinned=pinned).placed(messages, version=state.version, turn=state.turn)
 
 
-def receipt_from_pb(receipt: pb.Receipt) -> t.Receipt:
+def receipt_from_pb(receipt: pb.Receipt) -> r.Receipt:
     return _same(
-        t.Receipt,
+        r.Receipt,
         receipt,
         mode=mode_from_pb(receipt.mode),
         held_elsewhere=tuple(receipt.held_elsewhere),
@@ -222,16 +223,16 @@ def mode_from_pb(mode: pb.Mode.ValueType) -> Mode:
     return Mode.FORGET if mode == pb.MODE_FORGET else Mode.AMORTIZE
 
 
-def cache_from_pb(cache: pb.CacheReport) -> t.CacheReport:
+def cache_from_pb(cache: pb.CacheReport) -> r.CacheReport:
     return _same(
-        t.CacheReport,
+        r.CacheReport,
         cache,
         first_divergence=cache.first_divergence if cache.HasField("first_divergence") else None,
         reason=pb.CacheReport.Reason.Name(cache.reason).removeprefix("REASON_"),
     )
 
 
-def reply_from_pb(done: pb.GenerateDone, applied_edits: tuple[t.AppliedEdit, ...]) -> t.Reply:
+def reply_from_pb(done: pb.GenerateDone, applied_edits: tuple[r.AppliedEdit, ...]) -> t.Reply:
     return t.Reply(
         text=done.message.text,
         reasoning=done.message.reasoning,
@@ -239,7 +240,7 @@ def reply_from_pb(done: pb.GenerateDone, applied_edits: tuple[t.AppliedEdit, ...
         invalid_tool_calls=tuple(_same(t.InvalidToolCall, call) for call in done.invalid_tool_calls),
         finish_reason=t.FinishReason(pb.FinishReason.Name(done.finish_reason).removeprefix("FINISH_REASON_")),
         applied_edits=applied_edits,
-        usage=_same(t.Usage, done.usage),
+        usage=_same(r.Usage, done.usage),
         cache=cache_from_pb(done.cache),
         message_id=done.message.message_id,
         stop_string=done.stop_string,
@@ -261,13 +262,13 @@ def summary_from_pb(summary: pb.SessionSummary) -> t.SessionSummary:
     return _same(t.SessionSummary, summary, id=summary.session_id)
 
 
-def server_info_from_pb(info: pb.GetServerInfoResponse) -> t.ServerInfo:
+def server_info_from_pb(info: pb.GetServerInfoResponse) -> r.ServerInfo:
     return _same(
-        t.ServerInfo,
+        r.ServerInfo,
         info.model,
         model=info.model.name,
         server_version=info.server_version,
-        limits=_same(t.Limits, info.limits),
-        pool=_same(t.PoolStats, info.pool),
-        features={s.feature: t.Feature(s.feature, s.supported, s.reason) for s in info.supports},
+        limits=_same(r.Limits, info.limits),
+        pool=_same(r.PoolStats, info.pool),
+        features={s.feature: r.Feature(s.feature, s.supported, s.reason) for s in info.supports},
     )

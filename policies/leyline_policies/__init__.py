@@ -3,14 +3,14 @@
     policies = [Redact(r"sk-\\w+"), TruncateOlderThan(2, min_tokens=50)]
     session = client.session(system="..", tools=tools, policies=policies)
 
-Your own is ten lines. It must be pure, and plan nothing for what is done:
+Your own is ten lines. It must be pure. What is done, such as a listing that was cleared, is left out by itself:
 
     class DropOldListings(Policy):
         def plan(self, context):
             return [
                 clear(message, "[listing]")
                 for message in context.tool_results
-                if message.tool_name == "list_files" and message.age > 1 and not message.edited
+                if message.tool_name == "list_files" and message.age > 1
             ]
 
 Knobs that all clearing policies share stand in `batching`, those of policies over tool results in `tool_results`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from demo.cells import LiveList
 from leyline_sdk import AppliedEdit, FinishReason, Mode, Receipt, Reply, Usage
-from leyline_sdk.types import CacheReport
+from leyline_sdk.reports import CacheReport
 
 
 def reply(context: int, generated: int, prefix_hit: int = 0) -> Reply:

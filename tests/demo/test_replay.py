@@ -9,7 +9,7 @@ from typing import Any
 from demo.arms import ARMS
 from demo.replay import Recording, Step, play, shortened
 from leyline_sdk import FinishReason, Reply, ToolCall, Usage
-from leyline_sdk.types import CacheReport
+from leyline_sdk.reports import CacheReport
 
 CALL = {"id": "old", "type": "function", "function": {"name": "f", "arguments": '{"text": "%s", "n": 5}' % ("x" * 100)}}
 

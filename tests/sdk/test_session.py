@@ -6,8 +6,8 @@ import pytest
 
 from leyline_sdk import FinishReason, Mode, ToolCall, clear, errors, remove, remove_span, replace_content, rerender
 from leyline_sdk.edits import Edit, InMessage, cut_content, forget
+from leyline_sdk.reports import AppliedEdit
 from leyline_sdk.testing import FakeServer, Say, call
-from leyline_sdk.types import AppliedEdit
 
 READ = {"name": "read", "description": "reads a file", "parameters": {"type": "object"}}
 

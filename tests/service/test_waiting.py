@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leyline_proto import leyline_pb2 as pb
-from leyline_sdk import errors
+from leyline_sdk import Mode, clear, errors
 from tests.contract.scene import fresh
 from tests.service.running import TIMEOUT_S, RunningServer
 from tests.service.talk import Talk, encode, span, until, user
@@ -91,6 +91,22 @@ def test_edits_and_undo_wait(talk: Talk) -> None:
     edited, undone = calls.join()
     list(stream)
     assert (edited.version, undone.version) == (1, 2)
+
+
+def test_an_edit_by_a_second_client_waits(talk: Talk) -> None:
+    session = talk.server.client().session(talk.id, create=False)
+    calls = Calls(talk)
+    edit = clear("q", "what?", mode=Mode.FORGET)
+    with talk.server.hold(after=2):
+        stream = talk.stream(4, force_token_ids=encode("1234"))
+        next(stream)
+        with pytest.raises(errors.SessionBusy):
+            session.edit(edit)
+        calls.make(lambda: session.edit(edit, wait=True))
+    (edited,) = calls.join()
+    list(stream)
+    assert edited.version == 1
+    assert talk.state.messages[0].text == "what?"
 
 
 def test_a_view_that_went_stale_while_it_waited(talk: Talk) -> None:
