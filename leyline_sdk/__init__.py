@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from leyline_sdk.reports import (
         AppliedEdit,
         CacheReport,
+        Canary,
         Feature,
         Limits,
         PoolStats,
@@ -88,6 +89,7 @@ _HOME = {
     "reports": (
         "AppliedEdit",
         "CacheReport",
+        "Canary",
         "Feature",
         "Limits",
         "PoolStats",
@@ -121,6 +123,7 @@ __all__ = [
     "AsyncSession",
     "AsyncStream",
     "CacheReport",
+    "Canary",
     "Delta",
     "Edit",
     "EditInfo",

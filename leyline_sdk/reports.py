@@ -204,6 +204,31 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A server's self-test of its model at load: whether edits do what they should.
+
+    Attributes:
+        passed: whether all is in bounds. If not, AMORTIZE is refused unless the server was told to warn only.
+        rotation_error: relative error of keys that are turned by many positions.
+        oracle_kl: nats; AMORTIZE against Hugging Face's own attention over the edited cache.
+        agreement: share of probes in which AMORTIZE and the unedited session begin alike; None where it was `skipped`.
+        probes: how many there were.
+        threshold: the least agreement.
+        failures: what is out of bounds, with figure and bound.
+        skipped: why there is no agreement.
+    """
+
+    passed: bool
+    rotation_error: float
+    oracle_kl: float
+    agreement: float | None
+    probes: int
+    threshold: float
+    failures: tuple[str, ...]
+    skipped: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What is served, within which bounds, and how the pool stands at this moment.
 
@@ -220,6 +245,7 @@ class ServerInfo:
         limits: its bounds.
         pool: slots and requests.
         features: by name.
+        canary: what its self-test at load found; None where it made none.
     """
 
     model: str
@@ -233,3 +259,4 @@ class ServerInfo:
     limits: Limits
     pool: PoolStats
     features: Mapping[str, Feature] = field(default_factory=dict)
+    canary: Canary | None = None

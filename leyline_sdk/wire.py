@@ -271,4 +271,10 @@ def server_info_from_pb(info: pb.GetServerInfoResponse) -> r.ServerInfo:
         limits=_same(r.Limits, info.limits),
         pool=_same(r.PoolStats, info.pool),
         features={s.feature: r.Feature(s.feature, s.supported, s.reason) for s in info.supports},
+        canary=_canary_from_pb(info.canary) if info.HasField("canary") else None,
     )
+
+
+def _canary_from_pb(canary: pb.Canary) -> r.Canary:
+    agreement = canary.agreement if canary.HasField("agreement") else None
+    return _same(r.Canary, canary, agreement=agreement, failures=tuple(canary.failures))

@@ -99,7 +99,7 @@ def told_apart(lab: Lab, kinds: Sequence[str], num_scenes: int, seed: int, progr
             wins: dict[str, list[float]] = {arm.name: [] for arm in arms}
             for number in progress(range(num_scenes), f"{kind}, told apart", num_scenes):
                 scenes = [make_scene(kind, seed + number, variant) for variant in (0, 1)]
-                for arm, win in _told(lab, scenes, arms).items():
+                for arm, win in leanings_decide(lab, scenes, arms).items():
                     wins[arm].append(win)
                 lab.clear()
             for name, won in wins.items():
@@ -109,7 +109,7 @@ def told_apart(lab: Lab, kinds: Sequence[str], num_scenes: int, seed: int, progr
     return figures
 
 
-def _told(lab: Lab, scenes: Sequence[Scene], arms: Sequence[Arm]) -> dict[str, float]:
+def leanings_decide(lab: Lab, scenes: Sequence[Scene], arms: Sequence[Arm]) -> dict[str, float]:
     """1 where the first token of the told value is likelier, against the other's, in the session that was told it."""
     opening, _ = opening_ids(lab, scenes[0])
     firsts = [opening_ids(lab, scene)[1][0] for scene in scenes]

@@ -51,7 +51,10 @@ def test_after_a_failure_AMORTIZE_is_refused_with_the_figure_and_FORGET_is_not(s
     assert failure in refused.value.metadata["why"]
     edited(server, Mode.FORGET)
     with server.client() as client:
-        assert failure in client.server_info().features["AMORTIZE"].reason
+        info = client.server_info()
+    assert failure in info.features["AMORTIZE"].reason
+    assert info.canary is not None
+    assert (info.canary.passed, info.canary.failures, info.canary.agreement) == (False, (failure,), canary.agreement)
 
 
 def test_a_server_that_is_told_to_warn_goes_on(serve: Serve) -> None:
@@ -62,4 +65,7 @@ def test_a_server_that_is_told_to_warn_goes_on(serve: Serve) -> None:
 
 
 def test_without_it_nothing_is_said(serve: Serve) -> None:
-    assert not serve().parts.info.HasField("canary")
+    server = serve()
+    assert not server.parts.info.HasField("canary")
+    with server.client() as client:
+        assert client.server_info().canary is None
