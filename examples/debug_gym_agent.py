@@ -1,6 +1,6 @@
 """The paper's benchmark, debug-gym's mini_nightmare, with any model that Leyline serves, in six arms; one table.
 
-    pip install "leyline[debug-gym]"          # Python 3.12 or newer, and not beside leyline[server]: their pins differ
+    pip install ".[debug-gym]"                # Python 3.12 or newer, and not beside leyline[server]: their pins differ
     leyline-server --model .. $(python -m examples.debug_gym_agent --server-flags)
     python -m examples.debug_gym_agent --target HOST:PORT --tenants
 
@@ -30,7 +30,7 @@ from leyline_policies import StaleToolDetector, TruncateOlderThan
 from leyline_sdk import Leyline, Mode, Policy, Reply, Session
 from leyline_sdk.errors import ContextExceeded, PoolExceeded
 from leyline_sdk.types import ToolLike
-from leyline_server.lab.statistics import mcnemar, wilson  # plain numbers: loads no torch
+from leyline_server.lab.statistics import mcnemar, wilson  # plain Python
 
 SYSTEM = (
     "You are a debugging agent. Your goal is to fix a Python program so that it passes hidden tests. Investigate the "

@@ -19,7 +19,7 @@ from torch import Tensor
 from leyline_kernels.reference import turn
 from leyline_server.lab.figures import Figure
 from leyline_server.lab.laboratory import Lab, LabError
-from leyline_server.lab.statistics import grouped_auc
+from leyline_server.lab.roc import grouped_auc
 
 BENCH: Final = "invariance"
 ARMS: Final = ("c_kv", "k_pe as stored", "k_pe turned to the same position")

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from leyline_server.lab.statistics import auc, grouped_auc, mcnemar, paired_difference, wilson
+from leyline_server.lab.roc import auc, grouped_auc
+from leyline_server.lab.statistics import mcnemar, paired_difference, wilson
 
 
 def test_wilson_intervals_are_those_of_newcombes_table() -> None:
