@@ -123,8 +123,8 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
     "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
-    "policy": ("policy", " of 26 tasks", ("tasks solved", "right throughout")),
-    "policy_cost": ("policy", " of 26 tasks", _POLICY_COST),
+    "policy": ("policy", " of 20 tasks", ("tasks solved", "right throughout")),
+    "policy_cost": ("policy", " of 20 tasks", _POLICY_COST),
 }
 OTHERWISE_SHOWN: Final = {
     "policy": "shares with 95 % intervals",

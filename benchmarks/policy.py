@@ -1,6 +1,6 @@
 """What policies do to an agent: the embedded model, through gRPC, SDK and policies, in sessions that outgrow it.
 
-The model was trained on up to 2,048 tokens; unedited sessions end at some 3,400. Each arm is given the same sessions,
+The model was trained on up to 2,048 tokens; unedited sessions end at some 2,600. Each arm is given the same sessions,
 of names and values that training never saw. The model under test is always the embedded one, also on a GPU: it has to
 answer. Server and clients have processes of their own.
 Greedy; on a GPU the order of sums depends on what shares a step, so a near tie may fall differently in another run.
@@ -39,7 +39,7 @@ def sessions(bed: Bed) -> int:
 
 def lengths(bed: Bed) -> Sequence[int]:
     """Tasks of a session, one case each."""
-    return (26,) if bed.shape.full else (3,)
+    return (20,) if bed.shape.full else (3,)
 
 
 def at_once(bed: Bed) -> int:

@@ -18,7 +18,7 @@ from leyline_sdk.types import ToolLike
 TOOLS = ("view", "listdir", "grep", "edit", "eval", "pdb", "submit")
 INSTALL = """debug-gym is not installed. It needs Python 3.12 or newer, and an environment without leyline[server]:
     python3.12 -m venv .venv-debug-gym
-    .venv-debug-gym/bin/pip install "leyline[debug-gym]\""""
+    .venv-debug-gym/bin/pip install ".[debug-gym]\""""
 
 
 @dataclass(frozen=True, slots=True)

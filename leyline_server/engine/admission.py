@@ -199,12 +199,7 @@ class Admission:
         state = request.sequence
         rows = state.rows
         nothing_to_do = rows.num_pending + rows.num_to_repair == 0
-        if request.params is not None and rows.slots[-1] >= 0:
-            # Logits come from evaluating the last token against the list as it is now, into a fresh slot.
-            request.old_last = rows.slots[-1:].copy()
-            state.rows = rows.filled(np.array([len(rows) - 1]), PENDING)
         hits = self._take_prefix(state)
-        self._hold(request.old_last)
         delta = state.rows.delta(self._cache.table)
         try:
             request.row = self._requests.take(state.rows.slots, delta)
@@ -215,7 +210,14 @@ class Admission:
                 request.row = None
             self.fail(request, error)
             return
-        rows, pending = state.rows, state.rows.pending
+        rows = state.rows
+        if request.params is not None and rows.slots[-1] >= 0:
+            # Logits come from evaluating the last token against the list as it is now, into a fresh slot. What is
+            # repaired was chosen before: it is the same whether a Generate or a compute comes first.
+            request.old_last = rows.slots[-1:].copy()
+            state.rows = rows = rows.filled(np.array([len(rows) - 1]), PENDING)
+            self._hold(request.old_last)
+        pending = rows.pending
         turned = int(np.count_nonzero(delta[rows.slots >= 0]))
         if nothing_to_do:
             reason = MissReason.APPEND

@@ -74,7 +74,7 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     assert whole[AMORTIZE, policy_figures.LENGTH].value < whole[KEEP_ALL, policy_figures.LENGTH].value
 
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    other = [replace(row, case=row.case.replace("3 tasks", "26 tasks")) for row in rows]
+    other = [replace(row, case=row.case.replace("3 tasks", "20 tasks")) for row in rows]
     console.print(summary([*rows, *other]))
     text = console.export_text()
     assert all(arm.name in text for arm in ARMS)
@@ -158,5 +158,5 @@ def test_a_line_holds_a_session():
 
 def test_the_full_size(bed):
     full = Bed(SHAPES["lite"], bed.device, bed.dtype)
-    assert policy.cases(full) == {"200 sessions of 26 tasks": 26}
+    assert policy.cases(full) == {"200 sessions of 20 tasks": 20}
     assert policy.cases(bed) == {"4 sessions of 3 tasks": 3}

@@ -117,6 +117,24 @@ def test_what_is_chosen_does_not_depend_on_timing(loaded, unpatched):
     assert worst(*results) < TOLERANCE
 
 
+def test_the_last_entry_is_chosen_from_whoever_asks_first(loaded, unpatched):
+    """A Generate computes it anew in any case, which makes no room for another one."""
+    chosen = 0
+    for seed in range(12):
+        results = []
+        for ahead in (False, True):
+            pair = Pair(Rig(loaded("v2-moe-yarn")), unpatched("v2-moe-yarn"), random_ids(LENGTH, seed))
+            pair.prefill()
+            amortize(pair, (20, 37, R[:4]), repair=Repair(share=0.1))
+            if ahead:
+                before = pair.rig.slots(pair.sequence)[-1]
+                pair.rig.prefill(pair.sequence)
+                chosen += before != pair.rig.slots(pair.sequence)[-1]
+            results.append(pair.rig.logits(pair.sequence))
+        assert worst(*results) < TOLERANCE
+    assert chosen, "no seed makes the last entry deviate most"
+
+
 def test_the_report_counts_what_the_receipt_said(loaded, unpatched):
     pair = Pair(Rig(loaded("v2-moe-yarn")), unpatched("v2-moe-yarn"), random_ids(LENGTH))
     pair.prefill()
