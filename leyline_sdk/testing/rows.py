@@ -15,6 +15,10 @@ from leyline_proto.directives import Cut
 from leyline_proto.repair import Repair, num_of_share
 
 _slots = count(1)
+_doubts = count(1)
+Doubt = tuple[float, int]
+"""The share of its like that is computed again, and a number that these have in common."""
+NO_DOUBT: Doubt = (0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Row:
     slot: int = 0
     written_at: int = 0
     exact: bool = False
-    doubt: float = 0.0  # the share of its like that is computed again
+    doubt: Doubt = NO_DOUBT
 
     @property
     def pending(self) -> Row:
@@ -62,20 +66,23 @@ def num_turned(rows: Sequence[Row], start: int = 0) -> int:
 
 def num_to_repair(rows: Sequence[Row]) -> int:
     """How many of the rows in doubt will be computed again."""
-    doubts = Counter(row.doubt for row in rows if row.slot and row.doubt)
-    return sum(num_of_share(count, share) for share, count in doubts.items())
+    return sum(_to_repair(rows).values())
 
 
 def repaired(rows: Rows) -> Rows:
     """With the rows to repair pending. Nothing here deviates: the first of them are taken."""
-    left = Counter(row.doubt for row in rows if row.slot and row.doubt)
-    left = Counter({share: num_of_share(count, share) for share, count in left.items()})
+    left = _to_repair(rows)
     out: list[Row] = []
     for row in rows:
         again = bool(row.slot) and left[row.doubt] > 0
         left[row.doubt] -= again
-        out.append(row.pending if again else replace(row, doubt=0.0) if row.doubt else row)
+        out.append(row.pending if again else replace(row, doubt=NO_DOUBT) if row.doubt != NO_DOUBT else row)
     return tuple(out)
+
+
+def _to_repair(rows: Sequence[Row]) -> Counter[Doubt]:
+    together = Counter(row.doubt for row in rows if row.slot and row.doubt != NO_DOUBT)
+    return Counter({doubt: num_of_share(count, doubt[0]) for doubt, count in together.items()})
 
 
 def computed(rows: Sequence[Row]) -> Rows:
@@ -104,11 +111,13 @@ def with_repair(rows: Rows, repair: Repair, start: int, end: int) -> tuple[Rows,
     """The list with the repair of a cut whose kept rows are [start, end), and how many are computed again."""
     first = len(rows) if repair.share == 1 else repair.first
     behind = rows[start:end]
-    known = num_of_share(len(slots(behind)), repair.share) if 0 < repair.share < 1 else len(slots(behind[:first]))
     if 0 < repair.share < 1:
-        behind = tuple(replace(row, doubt=max(row.doubt, repair.share)) for row in behind)
-    else:
-        behind = (*(row.pending for row in behind[:first]), *behind[first:])
+        doubt = (repair.share, next(_doubts))
+        behind = tuple(replace(row, doubt=doubt) if row.doubt < (repair.share, 0) else row for row in behind)
+        after = (*rows[:start], *behind, *rows[end:])
+        return after, num_to_repair(after) - num_to_repair(rows)
+    known = len(slots(behind[:first]))
+    behind = (*(row.pending for row in behind[:first]), *behind[first:])
     return (*rows[:start], *behind, *rows[end:]), known
 
 

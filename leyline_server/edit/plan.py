@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from leyline_proto.repair import num_of_share
 from leyline_server.cache.slots import PENDING, Slots
 from leyline_server.edit.rows import Ids, Rows, Span
 from leyline_server.engine.engine import RowEdit
@@ -90,5 +89,5 @@ def _repaired(rows: Rows, edit: RowEdit, start: int, end: int) -> tuple[Rows, Sl
         rows = rows.made_pending(known)
     if not 0 < edit.repair.share < 1:
         return rows, slots, len(known)
-    share = edit.repair.share
-    return rows.doubted(start, end, share), slots, num_of_share(int(np.sum(rows.slots[start:end] >= 0)), share)
+    doubted = rows.doubted(start, end, edit.repair.share)
+    return doubted, slots, doubted.num_to_repair - rows.num_to_repair

@@ -11,7 +11,6 @@ cleared or restored, and the position needs no check of its own.
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from leyline_server.cache.slots import PENDING, Slots, SlotTable, indices
 
 Ids = NDArray[np.int32]
 Contexts = NDArray[np.uint64]
-Doubt = NDArray[np.float64]
+Doubt = NDArray[np.int32]
 Span = tuple[int, int, Ids, Slots]
 """[start, end) of a list, and the entries that take its place."""
 _KEY = int.from_bytes(os.urandom(16))  # a constant of the process: texts can't be made to collide
@@ -42,8 +41,8 @@ class Rows:
     known_exact: entries below it are exact. own_text_upto: entries below it hold a row that was computed from this
     very text, or one of context 0, or none.
 
-    doubt [n] float64, None where all is 0: of the entries of one value, that share is computed again by the next
-    request, those whose rows deviate most from what they would be now. Entries without KV don't count.
+    doubt [n] int32, None where all is 0: entries of number i are in doubt together. Of those that have KV, a share,
+    shares[i - 1], is computed again by the next request: those whose rows deviate most from what they would be now.
     """
 
     ids: Ids
@@ -53,6 +52,7 @@ class Rows:
     known_exact: int = 0
     own_text_upto: int = 0
     doubt: Doubt | None = None
+    shares: tuple[float, ...] = ()
 
     @staticmethod
     def empty() -> Rows:
@@ -89,7 +89,9 @@ class Rows:
         known, own = min(self.known_exact, length), min(self.own_text_upto, length)
         hashed = min(self._hashed, length)
         doubt = None if self.doubt is None else self.doubt[:length]
-        return Rows(self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own, doubt)
+        return Rows(
+            self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own, doubt, self.shares
+        )
 
     def spliced(self, start: int, end: int, ids: Ids, slots: Slots) -> Rows:
         """[start, end) gives way to these entries; what follows keeps its slots and moves."""
@@ -102,7 +104,7 @@ class Rows:
             ids += [self.ids[upto:start], new_ids]
             slots += [self.slots[upto:start], new_slots]
             if self.doubt is not None:
-                doubts += [self.doubt[upto:start], np.zeros(len(new_ids))]
+                doubts += [self.doubt[upto:start], np.zeros(len(new_ids), np.int32)]
             upto = end
         doubt = None if self.doubt is None else np.concatenate([*doubts, self.doubt[upto:]])
         all_ids = np.concatenate([*ids, self.ids[upto:]])
@@ -114,7 +116,7 @@ class Rows:
         own = min(self.own_text_upto, first)
         if own == first == len(self) and all(np.all(new == PENDING) for *_, new in spans):
             own = len(all_ids)
-        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own, doubt)
+        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own, doubt, self.shares)
 
     def pending_from(self, start: int) -> Rows:
         """Every entry from `start` on becomes pending."""
@@ -129,12 +131,6 @@ class Rows:
         new[index] = PENDING
         known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
         return replace(self, slots=new, known_exact=known)
-
-    def doubted(self, start: int, end: int, share: float) -> Rows:
-        """[start, end) are in doubt, if not more so already."""
-        doubt = np.zeros(len(self)) if self.doubt is None else self.doubt.copy()
-        doubt[start:end] = np.maximum(doubt[start:end], share)
-        return replace(self, doubt=doubt)
 
     def filled(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
         """The entries at `index`, ascending, get these slots: fresh ones, or rows computed from this text."""
@@ -157,29 +153,38 @@ class Rows:
         """How many of them will be computed again."""
         return sum(count for _, count in self._doubts())
 
+    def doubted(self, start: int, end: int, share: float) -> Rows:
+        """[start, end) are in doubt together: this share of them. What is in doubt with a larger share stays so."""
+        shares = (*self.shares, share)
+        doubt = np.zeros(len(self), np.int32) if self.doubt is None else self.doubt.copy()
+        there = doubt[start:end]
+        there[np.array([0.0, *self.shares])[there] < share] = len(shares)
+        return replace(self, doubt=doubt, shares=shares)
+
     def to_repair(self, deviation: NDArray[np.float32]) -> NDArray[np.int64]:
         """Which of them, ascending: those that deviate most. deviation [number in doubt]; of equal ones the first."""
-        by_index = dict(zip(self.in_doubt.tolist(), deviation.tolist(), strict=True))
-        chosen = [
-            heapq.nsmallest(count, index.tolist(), key=lambda i: (-by_index[i], i)) for index, count in self._doubts()
-        ]
-        return np.sort(np.array([i for group in chosen for i in group], np.int64))
+        by_entry = np.zeros(len(self), np.float32)
+        by_entry[self.in_doubt] = deviation
+        chosen = [index[np.argsort(-by_entry[index], kind="stable")[:count]] for index, count in self._doubts()]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
     def settled(self, index: NDArray[np.int64] | None = None) -> Rows:
         """The entries at `index`, or all, are in doubt no more."""
         if self.doubt is None or index is None:
-            return replace(self, doubt=None)
+            return replace(self, doubt=None, shares=())
         doubt = self.doubt.copy()
         doubt[index] = 0
-        return replace(self, doubt=doubt if doubt.any() else None)
+        return replace(self, doubt=doubt) if doubt.any() else self.settled()
 
     def _doubts(self) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """The rows of each share, and how many of them that is."""
+        """The rows that are in doubt together, and how many of them will be computed again."""
+        if self.doubt is None:
+            return
         index = self.in_doubt
-        of = np.zeros(0) if self.doubt is None else self.doubt[index]
-        for share in np.unique(of):
-            group = index[of == share]
-            yield group, num_of_share(len(group), float(share))
+        together = self.doubt[index]
+        for number, share in enumerate(self.shares, 1):
+            group = index[together == number]
+            yield group, num_of_share(len(group), share)
 
     # ------------------------------------------------------------ what the slots say
 

@@ -66,7 +66,7 @@ class LocalEngine:
         )
         self.cache = KVCache(pool)
         self.sequences: dict[SequenceId, SequenceState] = {}
-        self._doubts: dict[SequenceId, Doubt | None] = {}  # of checkpoints
+        self._doubts: dict[SequenceId, tuple[Doubt | None, tuple[float, ...]]] = {}  # of checkpoints
         self._next_id = 1
         self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
         self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP[device.type]))
@@ -149,7 +149,10 @@ class LocalEngine:
         self.cache.retain(slots)
         self.cache.release_cached(self.cache.kept.drop(key))
         r_slots = state.rows.slots[at : at + inserted]
-        state.rows, state.edited = state.rows.spliced(at, at + inserted, ids, slots), True
+        rows = state.rows.spliced(at, at + inserted, ids, slots)
+        if rows.doubt is not None:  # what is exact again needs no repair
+            rows = rows.settled(np.arange(rows.exact_upto(self.cache.table)))
+        state.rows, state.edited = rows, True
         self.cache.release(r_slots)
         return Restored(len(ids), int(np.count_nonzero(slots >= 0)))
 
@@ -159,7 +162,7 @@ class LocalEngine:
         self._next_id += 1
         self.cache.kept.copy(sequence, owner)
         self.cache.kept.keep((owner, ""), state.rows.ids, state.rows.slots, self.cache.tick())
-        self._doubts[owner] = state.rows.doubt
+        self._doubts[owner] = state.rows.doubt, state.rows.shares
         return owner
 
     def rollback(self, sequence: SequenceId, checkpoint: SequenceId) -> None:
@@ -167,7 +170,8 @@ class LocalEngine:
         ids, slots = self.cache.kept.get((checkpoint, ""))
         self.cache.retain(slots)
         gone = state.rows.slots
-        state.rows = replace(Rows.empty().spliced(0, 0, ids, slots), doubt=self._doubts[checkpoint])
+        doubt, shares = self._doubts[checkpoint]
+        state.rows = replace(Rows.empty().spliced(0, 0, ids, slots), doubt=doubt, shares=shares)
         self.cache.release(gone)
         self._drop_kept(sequence)
         self.cache.kept.copy(checkpoint, sequence)

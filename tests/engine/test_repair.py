@@ -148,6 +148,33 @@ def test_the_report_counts_what_the_receipt_said(loaded, unpatched):
     assert pair.rig.prefill(pair.sequence).computed == 0, "nothing is in doubt any more"
 
 
+def test_each_directive_has_its_own_share(loaded, unpatched):
+    """Also of the same value, and where a later one reaches over an earlier one's: the larger share stays."""
+    pair = Pair(Rig(loaded("v2-moe-yarn")), unpatched("v2-moe-yarn"), random_ids(LENGTH))
+    pair.prefill()
+    cuts = [(start, start + 1, []) for start in (5, 8, 11, 14, 17, 20)]
+    receipts = amortize(pair, *cuts, repair=Repair(share=0.1))
+    assert [r.repaired for r in receipts] == [1, 1, 1, 1, 1, 4]
+    assert {r.to_compute for r in receipts} == {9}
+    (later,) = amortize(pair, (30, 31, []), repair=Repair(share=0.05))
+    assert (later.repaired, later.to_compute) == (0, 9)
+    (more,) = amortize(pair, (40, 40, R[:1]), repair=Repair(share=0.5))
+    rows = pair.rig.engine.sequences[pair.sequence].rows
+    assert more.to_compute == 1 + rows.num_to_repair == 1 + 5 + ceil(0.1 * 25) + ceil(0.5 * 13)
+    assert more.repaired == rows.num_to_repair - 9
+    assert pair.rig.prefill(pair.sequence).computed == more.to_compute
+
+
+def test_what_an_undo_makes_exact_again_is_not_repaired(loaded, unpatched):
+    pair = Pair(Rig(loaded("v2-moe-yarn")), unpatched("v2-moe-yarn"), random_ids(LENGTH))
+    pair.prefill()
+    edit = pair.rig.edit(20, 37, R[:4], repair=Repair(share=0.5))
+    pair.rig.engine.splice(pair.sequence, [edit])
+    pair.rig.engine.undo(pair.sequence, edit.edit_id, 20, 4)
+    assert pair.rig.engine.exact_upto(pair.sequence) == LENGTH
+    assert pair.rig.prefill(pair.sequence).computed == 0
+
+
 def test_a_fork_and_its_origin_repair_each_their_own(loaded, unpatched):
     """Rows are shared and never written: the origin, without an edit, answers as before."""
     pair = Pair(Rig(loaded("v2-moe-yarn")), unpatched("v2-moe-yarn"), random_ids(LENGTH))
