@@ -19,10 +19,11 @@ from grpc_reflection.v1alpha import reflection
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto import leyline_pb2_grpc
 from leyline_proto.once import MAX_ID_BYTES
+from leyline_proto.refusal import Refusal
 from leyline_server.config import ServerConfig
 from leyline_server.engine.local import LocalEngine
 from leyline_server.lab import canary
-from leyline_server.lab.laboratory import Lab
+from leyline_server.lab.laboratory import Lab, LabError
 from leyline_server.model.chat.plain import PlainStream
 from leyline_server.model.chat.select import select_format
 from leyline_server.model.chat.template import load_renderer
@@ -133,13 +134,18 @@ def _canary(config: ServerConfig, lab: Lab) -> pb.Canary:
     if lab.engine.amortize_refused:
         return pb.Canary(skipped=lab.engine.amortize_refused)
     _log.info("the canary runs")
-    report = canary.run(lab, config.canary_agreement)
-    for failure in report.failures:
+    try:
+        report = canary.run(lab, config.canary_agreement)
+        told = pb.Canary(passed=report.passed, **asdict(report))
+    except (LabError, Refusal, torch.cuda.OutOfMemoryError) as error:
+        told = pb.Canary(threshold=config.canary_agreement, failures=[f"it could not run: {error}"])
+    for failure in told.failures:
         _log.warning("canary: %s", failure)
-    if report.failures and config.canary == "refuse":
-        lab.engine.amortize_refused = "; ".join(["its canary failed", *report.failures])
-    fields = asdict(report)
-    return pb.Canary(passed=report.passed, **fields)
+    if told.skipped:
+        _log.warning("canary: no agreement was measured: %s", told.skipped)
+    if told.failures and config.canary == "refuse":
+        lab.engine.amortize_refused = "; ".join(["its canary failed", *told.failures])
+    return told
 
 
 class Server:

@@ -3,7 +3,7 @@
     F   nothing is edited                           R   the edited text, computed honestly (FORGET)
     L   AMORTIZE                                    L+k, L+p   with a repair of the first k, of p %
     N   as L, keys not turned: a negative control   G   as L without R, positions kept: a gap where the span was
-    E   nothing is edited; the agent is told to ignore the result
+    E   nothing is edited; the agent is told to ignore the result, and asked again
     Z   F again, computed in other passes: the noise floor
 
 N and G are what no server here offers: they misplace rows of their own, whose books then say what is not so.
@@ -25,10 +25,10 @@ from leyline_proto.repair import NO_REPAIR, Repair
 from leyline_proto.spans import CALL, TEXT
 from leyline_server.edit.rows import Rows
 from leyline_server.engine.engine import RowEdit, SequenceId
-from leyline_server.lab.laboratory import Lab, Question
+from leyline_server.lab.laboratory import Lab
 from leyline_server.lab.scenes import READ_FILE, Scene, SceneEdit, Step, read_call
 
-IGNORE: Final = "Ignore the result of read_file above."
+IGNORE: Final = "Ignore what you have read in {path}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,15 @@ class Played:
         self.conversation, change = self.conversation.append(messages, self.lab.format)
         self.lab.engine.append(self.sequence, change.ids)
 
-    def edit(self, edit: SceneEdit) -> None:
-        """As a directive would, with the conversation's own rules."""
+    def edit(self, edit: SceneEdit, asked_again: str) -> None:
+        """As a directive would, with the conversation's own rules. An erratum ends with the question that still waits
+        for its answer, if there is one."""
         if not self.arm.edits:
             return
         if self.arm.edits == "erratum":
-            self.append([pb.Message(role=pb.ROLE_USER, content=IGNORE)])
+            before = len(self.conversation.table)
+            self.append([pb.Message(role=pb.ROLE_USER, content=f"{IGNORE.format(path=edit.path)}{asked_again}")])
+            self.computed += len(self.conversation.table) - before
             return
         index, first = self.conversation.table.find(edit.message_id)
         start, end = content_range(self.conversation.table.messages[index], first, TEXT)
@@ -129,8 +132,9 @@ def play(lab: Lab, scene: Scene, arms: Sequence[Arm]) -> list[Played]:
         for one in played:
             if at > first:
                 _compute(lab, one, scene.steps[at : at + 1])
+            last = at == len(scene.steps) - 1
             for edit in scene.steps[at].edits:
-                one.edit(edit)
+                one.edit(edit, f" {scene.question}" if last else "")
     return played
 
 
@@ -146,25 +150,28 @@ def _compute(lab: Lab, one: Played, steps: Sequence[Step]) -> None:
                 lab.prefill(one.sequence)
 
 
-def opening_ids(lab: Lab, scene: Scene) -> tuple[list[int], list[int]]:
-    """How the answer begins, and the told answer behind it, in tokens.
+STEMS: Final = ("{lead}", "{key} = ", "The value of {key} in {path} is ")
+"""How a model begins an answer in text: what is compared is the token behind it."""
 
-    For a call: what calls that read different files have in common in front.
-    """
-    format = lab.format
-    if not scene.calls:
-        return [], format.encode(scene.told)
-    bodies = []
-    for path in (scene.told, "0" + scene.told):
-        message = pb.Message(role=pb.ROLE_ASSISTANT, tool_calls=[read_call(path, "c")])
-        rendered = format.render(message, ["c"], (), False)
-        ends = np.cumsum([part.length for part in rendered.parts])
-        call = next(at for at, part in enumerate(rendered.parts) if part.kind == CALL)
-        head = len(format.open_assistant(False).ids)
-        bodies.append(rendered.ids[head : int(ends[call])])
+
+def opening_ids(lab: Lab, scene: Scene, stem: str) -> tuple[list[int], list[int]]:
+    """How the answer begins, and the told answer behind it, in tokens: what answers that tell different values have in
+    common in front is the opening. So no token is compared that every answer begins with."""
+    bodies = [_body(lab, scene, stem, value) for value in (scene.told, "0" + scene.told)]
     same = next(at for at, (a, b) in enumerate(zip(*bodies, strict=False)) if a != b)
     return list(bodies[0][:same]), list(bodies[0][same:])
 
 
-def question(one: Played, max_tokens: int) -> Question:
-    return Question(one.sequence, max_tokens)
+def _body(lab: Lab, scene: Scene, stem: str, value: str) -> tuple[int, ...]:
+    """The ids of an assistant's message that gives this value, from behind its opening marker to the value's end."""
+    if scene.calls:
+        message = pb.Message(role=pb.ROLE_ASSISTANT, tool_calls=[read_call(value, "c")])
+    else:
+        message = pb.Message(
+            role=pb.ROLE_ASSISTANT, content=stem.format(lead=scene.lead, key=scene.key, path=scene.path) + value
+        )
+    rendered = lab.format.render(message, [call.id for call in message.tool_calls], (), False)
+    ends = np.cumsum([part.length for part in rendered.parts])
+    kind = CALL if scene.calls else TEXT
+    last = next(at for at, part in enumerate(rendered.parts) if part.kind == kind)
+    return rendered.ids[len(lab.format.open_assistant(False).ids) : int(ends[last])]

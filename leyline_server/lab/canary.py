@@ -1,14 +1,14 @@
 """The canary: a minute's self-test of a loaded model, before it may AMORTIZE for anybody.
 
 Three questions: are keys turned as the model itself would have rotated them; is an AMORTIZE what Hugging Face's own
-attention makes of a cache edited in plain torch; and does a session that was edited where it doesn't matter still
-answer as the unedited one. Owns the bounds and the verdict; who refuses what is the server's business.
+attention makes of a cache edited in plain torch, on the modules that are served; and does a session that was edited
+where it doesn't matter still answer as the unedited one. Owns the bounds and the verdict; who refuses what is the
+server's business.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
 import torch
@@ -18,17 +18,18 @@ from leyline_proto.refusal import Refusal
 from leyline_server.engine.engine import RowEdit, SequenceId
 from leyline_server.lab.arms import F, L, R
 from leyline_server.lab.drift import indices, layout
-from leyline_server.lab.following import answers
-from leyline_server.lab.laboratory import Lab, Question
+from leyline_server.lab.following import answers, choose_stem
+from leyline_server.lab.laboratory import Lab, LabError, Question
 from leyline_server.lab.oracle import Oracle
 from leyline_server.lab.recording import divergence
 from leyline_server.lab.scenes import make_scene, text
 from leyline_server.model.attention import detached
 
 PROBES: Final = 24
+PROBED: Final = "untouched"
 TEXT: Final = 240  # tokens
 MOVED: Final = 137  # positions
-CUT: Final = (60, 140)
+CUTS: Final = ((60, 140, 7), (30, 33, 90))  # [start, end) and the length of R: what follows moves back, and forward
 FORCED: Final = 8  # tokens at the end of the text whose logits are compared
 ROTATION_BOUND: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 ORACLE_BOUND: Final = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -36,9 +37,10 @@ ORACLE_BOUND: Final = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
-    """rotation_error: relative, of first-layer keys. oracle_kl: nats, median of the compared tokens. agreement: share
-    of `probes` in which first tokens of AMORTIZE and of the unedited session are equal; None where the chat format
-    can't say the probes, `skipped` says why. failures: what is out of bounds, with figure and bound."""
+    """rotation_error: relative, of first-layer keys. oracle_kl: nats, the largest of the compared tokens. agreement:
+    share of `probes`, those that the model answers unedited, in which AMORTIZE begins the answer alike; None where
+    there are too few, or the chat format can't say them: `skipped` says why. failures: what is out of bounds, with
+    figure and bound."""
 
     rotation_error: float
     oracle_kl: float
@@ -54,27 +56,26 @@ class CanaryReport:
 
 
 def run(lab: Lab, threshold: float, probes: int = PROBES) -> CanaryReport:
-    """Asks the three questions. `threshold`: the least agreement. Everything that it computed is gone afterwards."""
+    """Asks the three questions. `threshold`: the least agreement. Everything that it computed is gone afterwards.
+
+    Raises LabError, and a Refusal where the server's bounds are too small for it.
+    """
     dtype = lab.model.dtype
     with lab.bench():
         ids = lab.format.encode(text(0, TEXT))[:TEXT]
         rotation, oracle = _rotation_error(lab, ids), _oracle_kl(lab, ids)
-        agreement, skipped = _agreement(lab, probes)
+        agreement, answered, skipped = _agreement(lab, probes)
     failures = []
     for what, figure, bound in (
         ("keys are turned with a relative error of", rotation, ROTATION_BOUND[dtype]),
-        (
-            "AMORTIZE differs from Hugging Face's attention by a KL of",
-            oracle,
-            ORACLE_BOUND[dtype],
-        ),
+        ("AMORTIZE differs from Hugging Face's attention by a KL of", oracle, ORACLE_BOUND[dtype]),
     ):
         if not figure <= bound:
             failures.append(f"{what} {figure:.2g}, above {bound:g}")
     if agreement is not None and agreement < threshold:
-        told = f"AMORTIZE and the unedited session begin alike in {agreement:.0%} of {probes} probes"
+        told = f"AMORTIZE and the unedited session begin alike in {agreement:.0%} of {answered} probes"
         failures.append(f"{told}, below {threshold:.0%}")
-    return CanaryReport(rotation, oracle, agreement, probes, threshold, skipped, tuple(failures))
+    return CanaryReport(rotation, oracle, agreement, answered, threshold, skipped, tuple(failures))
 
 
 def _rotation_error(lab: Lab, ids: list[int]) -> float:
@@ -91,33 +92,45 @@ def _rotation_error(lab: Lab, ids: list[int]) -> float:
 
 
 def _oracle_kl(lab: Lab, ids: list[int]) -> float:
-    """One AMORTIZE, and the tokens behind it, in the engine and by Hugging Face's attention."""
-    start, end = CUT
+    """AMORTIZEs, and the tokens behind them, in the engine and by Hugging Face's attention."""
     front, forced = ids[:-FORCED], ids[-FORCED:]
-    replacement = tuple(ids[:7])
-    sequence = lab.open(front)
-    lab.prefill(sequence)
-    lab.splice(sequence, RowEdit(start, end, replacement, lab.edit_id()))
-    (asked,) = lab.ask([Question(sequence, forced=tuple(forced))])
-    with detached(lab.model.model):
-        oracle = Oracle(lab.model.model)
-        oracle.append(front)
-        oracle.compute()
-        oracle.amortize((start, end, replacement))
-        want = oracle.logits(forced)
-    return median(divergence(want[:, : asked.logits.shape[1]], asked.logits))
+    worst = 0.0
+    for start, end, count in CUTS:
+        replacement = tuple(ids[:count])
+        sequence = lab.open(front)
+        lab.prefill(sequence)
+        lab.splice(sequence, RowEdit(start, end, replacement, lab.edit_id()))
+        (asked,) = lab.ask([Question(sequence, forced=tuple(forced))])
+        with detached(lab.model.model):
+            oracle = Oracle(lab.model.model)
+            oracle.append(front)
+            oracle.compute()
+            oracle.amortize((start, end, replacement))
+            want = oracle.logits(forced)
+        worst = max(worst, *divergence(want[:, : asked.logits.shape[1]], asked.logits))
+    return worst
 
 
-def _agreement(lab: Lab, probes: int) -> tuple[float | None, str]:
-    same = 0
+def _agreement(lab: Lab, probes: int) -> tuple[float | None, int, str]:
+    """The share, of how many, and why there is none."""
+    same = answered = 0
+    try:
+        stem = choose_stem(lab)
+    except LabError as error:
+        return None, 0, str(error)
+    except Refusal as refusal:
+        if refusal.reason != "NOT_SUPPORTED":
+            raise
+        return None, 0, refusal.message
     for seed in range(probes):
-        try:
-            found = answers(lab, make_scene("untouched", seed), (F, R, L)).answers
-        except Refusal as refusal:
-            return None, refusal.message
-        same += found[F.name].first == found[L.name].first
+        result = answers(lab, make_scene(PROBED, seed), stem, (F, R, L))
+        if result.answered:
+            answered += 1
+            same += result.answers[F.name].first == result.answers[L.name].first
         lab.clear()
-    return same / probes, ""
+    if 2 * answered < probes:
+        return None, answered, f"the model answers {answered} of {probes} probes unedited"
+    return same / answered, answered, ""
 
 
 def _slots(lab: Lab, sequence: SequenceId) -> torch.Tensor:

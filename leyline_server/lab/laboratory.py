@@ -5,13 +5,16 @@ Owns nothing that outlives it: what an arm opens in the engine, it closes. Engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from leyline_proto.chat_format import ChatFormat
-from leyline_server.engine.engine import EndReason, GenerateParams, RowEdit, RowReceipt, SequenceId
+from leyline_proto.refusal import Refusal
+from leyline_server.engine.engine import EndReason, GenerateParams, MissReason, RowEdit, RowReceipt, SequenceId
 from leyline_server.engine.local import LocalEngine
+from leyline_server.engine.requests import LocalRequest
 from leyline_server.lab.recording import Asked, RecordingSampler, recording
 from leyline_server.model.load import LoadedModel
 from leyline_server.sampling import SamplingParams
@@ -36,6 +39,7 @@ class Lab:
     def __init__(self, engine: LocalEngine, format: ChatFormat, model: LoadedModel) -> None:
         self.engine, self.format, self.model = engine, format, model
         self._opened: set[SequenceId] = set()
+        self._requests: list[LocalRequest] = []
         self._names = 0
         self._edits = 0
 
@@ -49,14 +53,17 @@ class Lab:
                 self.clear()
 
     def clear(self) -> None:
-        """Closes what was opened and empties the engine's caches."""
+        """Ends what runs, closes what was opened and empties the engine's caches."""
+        for request in self._requests:
+            request.cancel()
+        self._finish()
         for sequence in self._opened:
             self.engine.close(sequence)
         self._opened.clear()
         self.engine.cache.clear_caches()
 
     def open(self, ids: Sequence[int] = ()) -> SequenceId:
-        """A sequence in a namespace of its own: no arm finds another's rows in the prefix tree."""
+        """A sequence in a namespace of its own: it finds nobody's rows in the prefix tree but those of its forks."""
         self._names += 1
         sequence = self.engine.open(("lab", str(self._names)))
         self._opened.add(sequence)
@@ -81,30 +88,45 @@ class Lab:
         return f"lab{self._edits}"
 
     def prefill(self, *sequences: SequenceId) -> None:
-        """Computes what is pending. Raises LabError."""
-        asked = []
-        for sequence in sequences:
-            listener = Asked(RecordingSampler(SamplingParams()))
-            self.engine.compute(sequence, listener)
-            asked.append(listener)
+        """Computes what is pending. Raises LabError, and a Refusal where the server's bounds are too small."""
+        asked = [Asked(RecordingSampler(SamplingParams())) for _ in sequences]
+        for sequence, listener in zip(sequences, asked, strict=True):
+            self._submit(partial(self.engine.compute, sequence, listener))
         self._run(asked)
 
     def ask(self, questions: Sequence[Question]) -> list[Asked]:
-        """All of them side by side. Raises LabError."""
-        asked = []
-        for question in questions:
-            listener = Asked(RecordingSampler(SamplingParams()))
+        """All of them side by side. Raises LabError, and a Refusal where the server's bounds are too small."""
+        asked = [Asked(RecordingSampler(SamplingParams())) for _ in questions]
+        for question, listener in zip(questions, asked, strict=True):
             count = max(question.max_tokens, len(question.forced))
             params = GenerateParams(count, stop_ids=self.format.stop_ids, force_ids=question.forced)
-            request = self.engine.generate(question.sequence, params, listener)
+            request = self._submit(partial(self.engine.generate, question.sequence, params, listener))
             request.sampler = listener.sampler
-            asked.append(listener)
         self._run(asked)
         return asked
 
+    def _submit(self, submit: Callable[[], LocalRequest]) -> LocalRequest:
+        """Queues a request; where the queue is full, the ones before it are computed first."""
+        while True:
+            try:
+                request = submit()
+            except Refusal as refusal:
+                if refusal.reason != "QUEUE_FULL" or not self.engine.step():
+                    raise
+            else:
+                self._requests.append(request)
+                return request
+
     def _run(self, asked: Sequence[Asked]) -> None:
-        while self.engine.step():
-            pass
+        self._finish()
         for listener in asked:
             if listener.end not in (EndReason.DONE, EndReason.LENGTH, EndReason.STOP):
                 raise LabError(f"a request ended as {listener.end}: {listener.error}")
+            if listener.report is not None and listener.report.reason is MissReason.EVICTED:
+                # Rows that were evicted are computed honestly: an AMORTIZE would be measured that is none.
+                raise LabError(f"the pool of {self.engine.stats().num_slots} slots is too small: rows were evicted")
+
+    def _finish(self) -> None:
+        while self.engine.step():
+            pass
+        self._requests.clear()

@@ -60,7 +60,6 @@ class Asked:
     """The listener of one request, and what it was told. Logits of a step launched for nothing are left out."""
 
     sampler: RecordingSampler
-    stop_ids: frozenset[int] = frozenset()
     tokens: list[int] = field(default_factory=list)
     report: HitReport | None = None
     end: EndReason | None = None

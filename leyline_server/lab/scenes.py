@@ -2,14 +2,15 @@
 
 An agent is asked about small files and reads them with a tool. A scene says which result is edited, when, what comes
 instead, and what the answer is for whoever still has the result (`told`) and for whoever reads what stands there now
-(`instead`; empty where nothing does). Names and values are drawn anew for every scene. Owns text; knows no tokens.
+(`instead`; empty where nothing does). Names and values are drawn anew for every scene, and the answers that are
+compared begin differently. Owns text; knows no tokens.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -24,6 +25,7 @@ READ_FILE: Final = pb.Tool(
     ),
 )
 CLEARED: Final = "[cleared]"
+CONTEXTS: Final = (40, 301, 700)  # lengths of texts in front of others, in tokens
 _ONSETS: Final = (*"bdfghjklmnprstvz", "br", "dr", "gr", "pl", "st", "tr")
 _VOWELS: Final = "aeiou"
 _CODAS: Final = ("", "", "n", "r", "s", "l", "x")
@@ -31,9 +33,10 @@ _CODAS: Final = ("", "", "n", "r", "s", "l", "x")
 
 @dataclass(frozen=True, slots=True)
 class SceneEdit:
-    """The text of this message gives way to `text`."""
+    """The text of this message, the result of reading `path`, gives way to `text`."""
 
     message_id: str
+    path: str
     text: str
 
 
@@ -47,16 +50,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`calls`: the answer is a call that reads the file `told`, not a text. `rest`: what a text goes on with.
+    """`key`, `path`: what is asked for, and where. `question`: the last one. `lead`: what a bare answer says first.
 
-    same_answer: the edit takes away nothing that the answer rests on; else F and R have to differ.
+    calls: the answer is a call that reads the file `told`, not a text. same_answer: the edits take away nothing that
+    the answer rests on; else F and R have to differ.
     """
 
     kind: str
     steps: tuple[Step, ...]
     told: str
+    key: str
+    path: str
+    question: str
     instead: str = ""
-    rest: str = ""
+    lead: str = ""
     calls: bool = False
     same_answer: bool = False
 
@@ -65,43 +72,83 @@ class Scene:
         return sum(len(step.edits) for step in self.steps)
 
 
-KINDS: Final = ("untouched", "removed", "replaced", "outdated", "pointer removed", "pointer replaced", "8 edits")
+KINDS: Final = (
+    "untouched",
+    "removed",
+    "removed later",
+    "replaced",
+    "outdated",
+    "pointer removed",
+    "pointer replaced",
+    "removed, 8 edits",
+    "replaced, 8 edits",
+)
 """untouched: the answer rests on another file: nothing should change.
-removed: the asked value stood in a result that is cleared; nothing else says it.
+removed: the asked value stood in a result that is cleared once the next one was computed; nothing else says it.
+removed later: it is cleared once the agent's next message, and what that read, were computed.
 replaced: R is the same file with another value.
 outdated: an older reading of the file stands in the history; the newer one is cleared.
 pointer removed, pointer replaced: the result says where the value is to be found; two hops.
-8 edits: as removed, after seven edits of results that nobody needs any more."""
+.., 8 edits: after seven edits of results that nobody needs any more; any other number may stand there."""
 
 
 def make_scene(kind: str, seed: int, variant: int = 0) -> Scene:
-    """Scenes of one kind and seed differ between variants in `told` alone. Raises KeyError for an unknown kind."""
-    return _MAKERS[kind](_Author(Random(f"{kind}/{seed}"), Random(f"{kind}/{seed}/told {variant}")))
+    """Scenes of one kind and seed differ between variants, 0 and 1, in `told` alone. Raises KeyError for an unknown
+    kind."""
+    name, _, edits = kind.partition(", ")
+    author = _Author(Random(f"{name}/{seed}"), variant)
+    before = tuple(_answered(author, int(edits.split()[0]) - 1)) if edits else ()
+    return _MAKERS[name](author, kind, before)
+
+
+def text(seed: int, num_tokens: int) -> str:
+    """Made-up files, long enough for so many tokens of up to eight characters."""
+    author = _Author(Random(f"text/{seed}"), 0)
+    files: list[str] = []
+    while sum(map(len, files)) < 8 * num_tokens:
+        files.append(author.file(author.word(), author.number())(author.number()))
+    return "\n\n".join(files)
+
+
+def read_call(path: str, call_id: str = "") -> pb.ToolCall:
+    arguments = json.dumps({"path": path}, separators=(",", ":"))
+    return pb.ToolCall(id=call_id, name=READ_FILE.name, arguments_json=arguments)
 
 
 @dataclass
 class _Author:
-    """Draws words and files, and keeps count of messages. `told` draws what differs between variants."""
+    """Draws words and files, and keeps count of messages."""
 
     rng: Random
-    told: Random
+    variant: int
     _count: int = 0
     _taken: set[str] = field(default_factory=set)
 
-    def word(self, rng: Random | None = None) -> str:
-        rng = rng or self.rng
+    def word(self, onset: str = "") -> str:
+        rng = self.rng
         while True:
             parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((2, 2, 3)))]
+            if onset:
+                parts[0] = onset + parts[0][-1]
             word = "".join(parts) + rng.choice(_CODAS)
             if word not in self._taken:
                 self._taken.add(word)
                 return word
 
-    def path(self, rng: Random | None = None) -> str:
-        return f"{self.word(rng)}.ini"
+    def path(self) -> str:
+        return f"{self.word()}.ini"
 
-    def number(self, rng: Random | None = None) -> str:
-        return str((rng or self.rng).randrange(1000, 10_000))
+    def number(self, first: str = "") -> str:
+        while True:
+            number = (first or self.rng.choice("123456789")) + "".join(self.rng.choices("0123456789", k=3))
+            if number not in self._taken:
+                self._taken.add(number)
+                return number
+
+    def answers(self, make: Callable[[str], str], firsts: str) -> tuple[str, str]:
+        """(told, instead): of this variant, and of all. All three that there are begin differently."""
+        one, other, instead = (make(first) for first in self.rng.sample(firsts, 3))
+        return (one, other)[self.variant], instead
 
     def file(self, key: str, value: str) -> Callable[[str], str]:
         """The file's text as a function of the key's value: everything else is the same in all variants."""
@@ -114,14 +161,11 @@ class _Author:
         self._count += 1
         return f"s{self._count}"
 
-    def system(self) -> pb.Message:
-        return pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM_PROMPT, message_id=self.id())
+    def user(self, content: str) -> pb.Message:
+        return pb.Message(role=pb.ROLE_USER, content=content, message_id=self.id())
 
-    def user(self, text: str) -> pb.Message:
-        return pb.Message(role=pb.ROLE_USER, content=text, message_id=self.id())
-
-    def says(self, text: str) -> pb.Message:
-        return pb.Message(role=pb.ROLE_ASSISTANT, content=text, message_id=self.id())
+    def says(self, content: str) -> pb.Message:
+        return pb.Message(role=pb.ROLE_ASSISTANT, content=content, message_id=self.id())
 
     def reads(self, *files: tuple[str, str]) -> list[pb.Message]:
         """One message with the calls, and a result each: (path, content)."""
@@ -134,109 +178,106 @@ class _Author:
         return [asks, *results]
 
 
-CONTEXTS: Final = (40, 301, 700)  # lengths of texts in front of others, in tokens
+Before = tuple[Step, ...]
 
 
-def text(seed: int, num_tokens: int) -> str:
-    """Made-up files, long enough for so many tokens of up to eight characters."""
-    author = _Author(Random(f"text/{seed}"), Random(0))
-    files: list[str] = []
-    while sum(map(len, files)) < 8 * num_tokens:
-        files.append(author.file(author.word(), author.number())(author.number()))
-    return "\n\n".join(files)
+def _first(before: Before, author: _Author) -> list[pb.Message]:
+    """The system message, unless it stands already."""
+    return [] if before else [pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM_PROMPT, message_id=author.id())]
 
 
-def read_call(path: str, call_id: str = "") -> pb.ToolCall:
-    arguments = json.dumps({"path": path}, separators=(",", ":"))
-    return pb.ToolCall(id=call_id, name=READ_FILE.name, arguments_json=arguments)
+def _asks_one(key: str, path: str) -> str:
+    return f"What is {key} in {path}?"
 
 
 def _asks_two(key: str, path: str, key2: str, path2: str) -> str:
     return f"What is {key} in {path} and {key2} in {path2}?"
 
 
-def _two_files(author: _Author, kind: str, say: Callable[[str], str], before: tuple[Step, ...] = ()) -> Scene:
-    """Two files read by one message; the first result is edited once the second was computed."""
-    key, key2, path, path2 = author.word(), author.word(), author.path(), author.path()
-    value2 = author.number()
-    text, text2 = author.file(key, ""), author.file(key2, value2)
-    told = author.number(author.told)
-    instead = author.number() if kind == "replaced" else ""
-    asks, first, second = author.reads((path, text(say(told))), (path2, text2(value2)))
-    question = author.user(_asks_two(key, path, key2, path2))
-    edit = SceneEdit(first.message_id, text(say(instead)) if instead else CLEARED)
-    steps = (*before, Step((*(() if before else (author.system(),)), question, asks, first, second), (edit,)))
-    return Scene(kind, steps, told, instead, rest=f", {value2}")
-
-
-def _removed(author: _Author) -> Scene:
-    return _two_files(author, "removed", str)
-
-
-def _replaced(author: _Author) -> Scene:
-    return _two_files(author, "replaced", str)
-
-
-def _untouched(author: _Author) -> Scene:
-    """A question about one file, after an earlier one whose result is cleared once it was answered."""
-    steps = (*_answered(author, 1, author.system()),)
-    key, path, told = author.word(), author.path(), author.number(author.told)
-    asks, result = author.reads((path, author.file(key, told)(told)))
-    last = Step((author.user(f"What is {key} in {path}?"), asks, result))
-    return Scene("untouched", (*steps, last), told, told, same_answer=True)
-
-
-def _answered(author: _Author, count: int, first: pb.Message) -> Iterator[Step]:
+def _answered(author: _Author, count: int) -> Iterator[Step]:
     """So many questions with their answers; each result is cleared once its answer was computed."""
     for number in range(count):
         key, path, value = author.word(), author.path(), author.number()
         asks, result = author.reads((path, author.file(key, value)(value)))
-        messages = [author.user(f"What is {key} in {path}?"), asks, result, author.says(value)]
-        head = [first] if number == 0 else []
-        yield Step((*head, *messages), (SceneEdit(result.message_id, CLEARED),))
+        messages = [author.user(_asks_one(key, path)), asks, result, author.says(value)]
+        yield Step((*(_first((), author) if not number else []), *messages), (_cleared(result, path),))
 
 
-def _many(author: _Author) -> Scene:
-    scene = _two_files(author, "8 edits", str, tuple(_answered(author, 7, author.system())))
-    return replace(scene, kind="8 edits")
+def _cleared(result: pb.Message, path: str) -> SceneEdit:
+    return SceneEdit(result.message_id, path, CLEARED)
 
 
-def _outdated(author: _Author) -> Scene:
+def _untouched(author: _Author, kind: str, before: Before) -> Scene:
+    before = before or tuple(_answered(author, 1))
+    key, path = author.word(), author.path()
+    told, _ = author.answers(author.number, "123456789")
+    asks, result = author.reads((path, author.file(key, told)(told)))
+    question = _asks_one(key, path)
+    last = Step((author.user(question), asks, result))
+    return Scene(kind, (*before, last), told, key, path, question, told, same_answer=True)
+
+
+def _removed(author: _Author, kind: str, before: Before) -> Scene:
+    """Two files read by one message; the first result is edited once the second was computed."""
+    key, key2, path, path2 = author.word(), author.word(), author.path(), author.path()
+    told, instead = author.answers(author.number, "123456789")
+    content, value2 = author.file(key, told), author.number()
+    asks, first, second = author.reads((path, content(told)), (path2, author.file(key2, value2)(value2)))
+    question = _asks_two(key, path, key2, path2)
+    replaced = kind.startswith("replaced")
+    edit = SceneEdit(first.message_id, path, content(instead)) if replaced else _cleared(first, path)
+    step = Step((*_first(before, author), author.user(question), asks, first, second), (edit,))
+    return Scene(kind, (*before, step), told, key, path, question, instead if replaced else "")
+
+
+def _removed_later(author: _Author, kind: str, before: Before) -> Scene:
+    """One of two files points on, and the agent follows; the other one's result goes once it has."""
+    key, key2, path, path2, other = author.word(), author.word(), author.path(), author.path(), author.path()
+    told, _ = author.answers(author.number, "123456789")
+    value = author.number()
+    question = _asks_two(key, path, key2, path2)
+    pointer = (path, author.file(key, other)(f"see {other}"))
+    asks, first, second = author.reads(pointer, (path2, author.file(key2, told)(told)))
+    next_asks, third = author.reads((other, author.file(key, value)(value)))
+    messages = [*_first(before, author), author.user(question), asks, first, second, next_asks, third]
+    step = Step(tuple(messages), (_cleared(second, path2),))
+    return Scene(kind, (*before, step), told, key2, path2, question, lead=f"{value}, ")
+
+
+def _outdated(author: _Author, kind: str, before: Before) -> Scene:
     """The file was read before, with another value; it changed and was read again together with another one."""
-    key, path, old = author.word(), author.path(), author.number()
-    text = author.file(key, old)
-    asks, result = author.reads((path, text(old)))
-    earlier = Step((author.system(), author.user(f"What is {key} in {path}?"), asks, result, author.says(old)))
+    key, path = author.word(), author.path()
+    told, old = author.answers(author.number, "123456789")
+    content = author.file(key, old)
+    asks, result = author.reads((path, content(old)))
+    earlier = Step((*_first(before, author), author.user(_asks_one(key, path)), asks, result, author.says(old)))
     key2, path2, value2 = author.word(), author.path(), author.number()
-    told = author.number(author.told)
-    again, first, second = author.reads((path, text(told)), (path2, author.file(key2, value2)(value2)))
-    question = author.user(_asks_two(key, path, key2, path2))
-    step = Step((question, again, first, second), (SceneEdit(first.message_id, CLEARED),))
-    return Scene("outdated", (earlier, step), told, old, rest=f", {value2}")
+    again, first, second = author.reads((path, content(told)), (path2, author.file(key2, value2)(value2)))
+    question = _asks_two(key, path, key2, path2)
+    step = Step((author.user(question), again, first, second), (_cleared(first, path),))
+    return Scene(kind, (*before, earlier, step), told, key, path, question, old)
 
 
-def _pointer(author: _Author, kind: str) -> Scene:
+def _pointer(author: _Author, kind: str, before: Before) -> Scene:
     """The first file says where to look: the next thing to do is a call."""
     key, key2, path, path2 = author.word(), author.word(), author.path(), author.path()
+    told, instead = author.answers(lambda first: f"{author.word(first)}.ini", "bdfghjklmnprstvz")
     value2 = author.number()
-    text = author.file(key, "")
-    other = author.path()  # drawn in any case: the files of all variants are the same
-    second_text = author.file(key2, value2)(value2)
-    told = author.path(author.told)
-    instead = other if kind == "pointer replaced" else ""
-    asks, first, second = author.reads((path, text(f"see {told}")), (path2, second_text))
-    edit = SceneEdit(first.message_id, text(f"see {instead}") if instead else CLEARED)
-    question = author.user(_asks_two(key, path, key2, path2))
-    step = Step((author.system(), question, asks, first, second), (edit,))
-    return Scene(kind, (step,), told, instead, calls=True)
+    content = author.file(key, told)
+    asks, first, second = author.reads((path, content(f"see {told}")), (path2, author.file(key2, value2)(value2)))
+    replaced = kind.startswith("pointer replaced")
+    edit = SceneEdit(first.message_id, path, content(f"see {instead}")) if replaced else _cleared(first, path)
+    question = _asks_two(key, path, key2, path2)
+    step = Step((*_first(before, author), author.user(question), asks, first, second), (edit,))
+    return Scene(kind, (*before, step), told, key, path, question, instead if replaced else "", calls=True)
 
 
-_MAKERS: Final[dict[str, Callable[[_Author], Scene]]] = {
+_MAKERS: Final[dict[str, Callable[[_Author, str, Before], Scene]]] = {
     "untouched": _untouched,
     "removed": _removed,
-    "replaced": _replaced,
+    "removed later": _removed_later,
+    "replaced": _removed,
     "outdated": _outdated,
-    "pointer removed": lambda author: _pointer(author, "pointer removed"),
-    "pointer replaced": lambda author: _pointer(author, "pointer replaced"),
-    "8 edits": _many,
+    "pointer removed": _pointer,
+    "pointer replaced": _pointer,
 }

@@ -8,8 +8,8 @@ from math import comb, sqrt
 _Z = 1.959963984540054  # of 95 %
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927). Of nothing: [0, 1]."""
+def wilson(right: float, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927). Of nothing: [0, 1]. `right` may count ties half."""
     if not total:
         return 0.0, 1.0
     share = right / total

@@ -352,12 +352,13 @@ class Canary(_message.Message):
     oracle_kl: _builtins.float
     """nats, from Hugging Face's attention over the edited cache"""
     agreement: _builtins.float
-    """share of probes in which AMORTIZE and the unedited session begin alike"""
+    """share of the probes in which AMORTIZE and the unedited session begin alike"""
     probes: _builtins.int
+    """those that the model answers unedited"""
     threshold: _builtins.float
     """the least agreement"""
     skipped: _builtins.str
-    """why there is no agreement, e.g. a chat format without tools"""
+    """why there is no agreement: a chat format without tools, a model that can't answer"""
     @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is out of bounds, with figure and bound"""
