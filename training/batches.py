@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from training.edited_rows import NEVER, EditedRow, make_edited_row, num_extras
 from training.render import IGNORED, PAD
 from training.rows import Shape, make_row
-from training.tasks import KINDS, TRAINED_KINDS
+from training.tasks import KINDS
 
 
 class Edits(NamedTuple):
@@ -72,25 +72,34 @@ def edited_batch(rows: Sequence[EditedRow], shape: Shape) -> Batch:
 
 
 class Batches(IterableDataset[Batch]):
-    """Endless batches, different in every worker. With an `edited_share` all six kinds of task are drawn."""
+    """Endless batches, different in every worker. Tasks are of `kinds`, in edited rows as in others."""
 
-    def __init__(self, tokenizer_path: str, shape: Shape, seed: int, edited_share: float = 0.0) -> None:
+    def __init__(
+        self,
+        tokenizer_path: str,
+        shape: Shape,
+        seed: int,
+        edited_share: float = 0.0,
+        kinds: tuple[str, ...] = KINDS,
+    ) -> None:
         assert shape.length < NEVER
         self.tokenizer_path = tokenizer_path
         self.shape = shape
         self.seed = seed
         self.edited_share = edited_share
+        self.kinds = kinds
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         name = f"{self.seed}/{self.shape}/{worker.id if worker else 0}"
         rng, choice = Random(name), Random(f"{name}/edited")
         tokenizer = Tokenizer.from_file(self.tokenizer_path)
-        kinds = TRAINED_KINDS if self.edited_share else KINDS
-        shape = self.shape
+        shape, kinds = self.shape, self.kinds
         while True:
             # The easy stage has files of a few lines and nothing worth cutting.
             if choice.random() < self.edited_share and not shape.easy:
-                yield edited_batch([make_edited_row(rng, tokenizer, shape) for _ in range(shape.num_rows)], shape)
+                yield edited_batch(
+                    [make_edited_row(rng, tokenizer, shape, kinds) for _ in range(shape.num_rows)], shape
+                )
             else:
                 yield ordinary_batch([make_row(rng, tokenizer, shape, kinds) for _ in range(shape.num_rows)])

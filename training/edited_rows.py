@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from training.histories import CLEARED
 from training.render import BOS, CONTEXT, END, IGNORED, PAD, Message, encode
 from training.rows import Shape, random_prompt
-from training.tasks import TRAINED_KINDS, SessionMaker
+from training.tasks import KINDS, SessionMaker
 from training.transcripts import transcript
 
 Cut = tuple[int, int, list[int]]
@@ -108,12 +108,12 @@ def num_extras(shape: Shape) -> int:
     return shape.length // 16 * 8
 
 
-def make_edited_row(rng: Random, tokenizer: Tokenizer, shape: Shape) -> EditedRow:
+def make_edited_row(rng: Random, tokenizer: Tokenizer, shape: Shape, kinds: tuple[str, ...] = KINDS) -> EditedRow:
     """One session of at least `shape.length` computed tokens, with at most `num_extras(shape)` extra keys.
 
     Whoever cuts the row to its length drops extras that are first seen beyond: no key looks ahead.
     """
-    maker = SessionMaker(rng, heldout=False, kinds=TRAINED_KINDS)
+    maker = SessionMaker(rng, heldout=False, kinds=kinds)
     disk: dict[str, str] = {}
     prompt, tools = random_prompt(rng)
     cutter = Cutter(rng, tokenizer, num_extras(shape))

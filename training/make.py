@@ -1,21 +1,24 @@
 """Makes the embedded model: `python -m training.make --out leyline_server/assets/tiny [--steps N] [--minutes M]`.
 
 The tokenizer is made first unless it is there already; `--resume` goes on from the weights in --out. `--edited-share`
-trains on batches whose tool outputs are cut out of the KV cache on the way, as AMORTIZE cuts them.
+trains on batches whose tool outputs are cut out of the KV cache on the way, as AMORTIZE cuts them; the kinds of task
+hang on `--kinds` alone, so a run with edits and one without are given the same ones.
 """
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import DeepseekV2ForCausalLM
 
 from training.model import new_model
+from training.tasks import ALL_KINDS, KINDS
 from training.tokenizer import save_tokenizer
 from training.train import Recipe, save_weights, train
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
@@ -27,11 +30,14 @@ def main() -> None:
     parser.add_argument(
         "--edited-share", type=float, default=Recipe.edited_share, help="of batches, cut as by AMORTIZE"
     )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=("all", *ALL_KINDS), default=KINDS, help="of task, in equal shares"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=Recipe.num_workers)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer_path = args.out / "tokenizer.json"
@@ -52,6 +58,7 @@ def main() -> None:
         easy_until=args.easy_until,
         long_from=args.long_from,
         edited_share=args.edited_share,
+        kinds=tuple(kind for kind in ALL_KINDS if kind in args.kinds or "all" in args.kinds),
     )
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     train(model, tokenizer_path, recipe, checkpoint=args.out)

@@ -11,8 +11,8 @@ from random import Random
 from training.words import WordMaker
 
 KINDS = ("one_hop", "multi_hop", "reread", "retry", "two_files")
-TRAINED_KINDS = (*KINDS, "two_hops")
-"""With the kind whose answer needs an output that has one or two messages after it: training with edits draws it."""
+ALL_KINDS = (*KINDS, "two_hops")
+"""With the kind whose answer needs an output that has one or two messages after it: drawn where it is asked for."""
 
 ASK_ONE = [
     "What is {key} in {path}?",

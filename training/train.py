@@ -18,6 +18,7 @@ from training.edited_attention import extra_keys
 from training.model import use_training_kernels
 from training.render import LOSS_WEIGHTS
 from training.rows import Shape
+from training.tasks import KINDS
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Recipe:
     """Shares of the run: up to the first, short rows with small files; from the second on, rows of 2,048 tokens."""
     edited_share: float = 0.0
     """The share of batches whose tool outputs are cut out of the cache on the way; the easy stage has none."""
+    kinds: tuple[str, ...] = KINDS
 
     def shape(self, progress: float) -> Shape:
         length = 256 if progress < self.easy_until else 1024 if progress < self.long_from else 2048
@@ -98,7 +100,7 @@ def train(model: DeepseekV2ForCausalLM, tokenizer_path: Path, recipe: Recipe, ch
             shape = recipe.shape(progress)
             print(f"step {step}: rows of {shape}", flush=True)
             loader = DataLoader(
-                Batches(str(tokenizer_path), shape, recipe.seed, recipe.edited_share),
+                Batches(str(tokenizer_path), shape, recipe.seed, recipe.edited_share, recipe.kinds),
                 batch_size=None,
                 num_workers=recipe.num_workers,
                 pin_memory=fused,

@@ -8,7 +8,6 @@ from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
-from zlib import crc32
 
 import pytest
 import torch
@@ -18,16 +17,13 @@ from torch import Tensor
 from leyline_server.lab.oracle import Oracle
 from tests.engine import models
 from training import edited_rows
-from training.batches import Batches, edited_batch
+from training.batches import edited_batch
 from training.edited_attention import extra_keys
 from training.edited_rows import Cut, EditedRow, make_edited_row, num_extras
 from training.histories import CLEARED
 from training.model import use_training_kernels
 from training.render import CONTEXT, IGNORED, TRAINED
-from training.rows import Shape, make_row
-from training.tasks import KINDS, TRAINED_KINDS, SessionMaker, make_session
-from training.train import Recipe, train
-from training.transcripts import transcript
+from training.rows import Shape
 
 TOKENIZER = Path(__file__).parents[2] / "leyline_server/assets/tiny/tokenizer.json"
 SHAPE = Shape(1, 448)
@@ -212,58 +208,3 @@ def test_the_end_of_what_the_assistant_says_is_computed_after_an_edit(rows: list
     after = [row.done[i + 1] for row in rows for i, step in enumerate(row.done[:-1]) if isinstance(step, list)]
     assert all(isinstance(step, tuple) for step in after)
     assert [TRAINED] in [step[1] for step in after if isinstance(step, tuple)]
-
-
-def test_ordinary_rows_are_as_they_were(tokenizer: Tokenizer) -> None:
-    for shape, seen in ((Shape(1, 256, easy=True), 3986787450), (Shape(1, 1024), 2691227315)):
-        rng = Random(5)
-        assert crc32(repr([make_row(rng, tokenizer, shape) for _ in range(3)]).encode()) == seen
-    batch = next(iter(Batches(str(TOKENIZER), Shape(2, 256), seed=7)))
-    assert batch.edits is None
-    assert crc32(batch.ids.numpy().tobytes()) == 3165417979
-    assert torch.equal(batch.targets[:, :-1], batch.ids[:, 1:])
-    assert not batch.classes[:, -1].any()
-
-
-def test_edited_batches_come_in_their_share() -> None:
-    batches = iter(Batches(str(TOKENIZER), Shape(1, 256), seed=7, edited_share=0.33))
-    assert 20 < sum(next(batches).edits is not None for _ in range(100)) < 46
-    easy = iter(Batches(str(TOKENIZER), Shape(1, 256, easy=True), seed=7, edited_share=1.0))
-    assert next(easy).edits is None
-
-
-def test_two_hops_is_asked_like_two_files_and_only_on_demand() -> None:
-    assert (*KINDS, "two_hops") == TRAINED_KINDS
-    asked = make_session(Random(0), 200).tasks
-    assert "two_hops" not in {task.kind for task in asked}
-    assert "two_hops" in {task.kind for task in make_session(Random(0), 40, kinds=TRAINED_KINDS).tasks}
-    hop_first = set()
-    for seed in range(20):
-        task = SessionMaker(Random(seed)).next_task("two_hops")
-        _, call, *outputs, second_call, found, answer = transcript(task, {})
-        assert len(call.calls) == len(outputs) == 2
-        target = second_call.calls[0].arguments["path"]
-        hops = [f"see {target}" in output.content for output in outputs]
-        assert hops.count(True) == 1
-        hop_first.add(hops[0])
-        values = answer.content.split(", ")
-        assert values[hops.index(True)] in found.content
-        assert values[hops.index(False)] in outputs[hops.index(False)].content
-    assert hop_first == {True, False}
-
-
-def test_a_run_with_edited_batches_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    model = models.make("v2-moe-yarn", vocab_size=1280, num_hidden_layers=2)
-    recipe = Recipe(
-        steps=4, tokens_per_step=1024, num_workers=0, device="cpu", easy_until=0.0, long_from=1.0, edited_share=0.5
-    )
-    before = model.lm_head.weight.clone()
-    train(model, TOKENIZER, recipe)
-    lines = capsys.readouterr().out
-    assert "edited" in lines
-    assert "plain" in lines
-    losses = [float(loss) for loss in re.findall(r"loss (\S+)", lines)]
-    assert len(losses) == 4
-    assert torch.isfinite(torch.tensor(losses)).all()
-    assert torch.isfinite(model.lm_head.weight).all()
-    assert not torch.equal(model.lm_head.weight, before)
