@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import clients, policy_figures
+from benchmarks import clients, policy_figures, policy_table
 from benchmarks.bench import Bench, OutOfTime, require
 from benchmarks.policy_client import AMORTIZE, ARMS, FORGET, KEEP_ALL, REPREFILL, Arm, Played, play_all
 from benchmarks.record import Measured
@@ -147,5 +147,5 @@ BENCH = Bench(
     lambda bed: list(cases(bed)),
     rows,
     about="tiny, the embedded model",
-    summary=policy_figures.summary,
+    summary=policy_table.summary,
 )

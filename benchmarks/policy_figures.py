@@ -1,38 +1,35 @@
-"""Figures of the policy experiment from what its sessions came to, and the table that sums them up. Runs nothing.
+"""Figures of the policy experiment from what its sessions came to. Runs nothing; `policy_table` sums them up.
 
-Arms are paired: a session has the same tasks in each. Shares have Wilson's intervals. The difference of two arms is
-that of their tasks, with Newcombe's interval; tasks of one session share a history and aren't independent, so intervals
-over tasks are narrower than the truth. McNemar's exact p is of whole sessions, which are independent: right throughout
-or not. A difference whose interval includes zero is no difference.
+Arms are paired: a session has the same tasks in each. Sessions are independent; tasks of one session are not, they
+share a history. So intervals of tasks and of costs come from a bootstrap over sessions. Of sessions right throughout,
+one outcome each, they are Wilson's and Newcombe's, and p is McNemar's exact one. A difference whose interval includes
+zero is no difference. First tokens are timed with other sessions in flight, and arms one after the other: their
+interval tells of sessions, not of how the machine's speed drifts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Final
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from benchmarks.bench import require
 from benchmarks.policy_client import KEEP_ALL, REPREFILL, Played
-from benchmarks.record import Measured, Row, measured
-from benchmarks.tables import number
+from benchmarks.record import Measured, measured
+from leyline_server.lab.bootstrap import grouped_mean, paired_mean_difference
 from leyline_server.lab.statistics import mcnemar, paired_difference, wilson
 
 WHOLE: Final = "whole session"
 THIRDS: Final = ("first third", "middle third", "last third")
 RIVALS: Final = (KEEP_ALL, REPREFILL)
-NO_DIFFERENCE: Final = "no difference"
 SOLVED, THROUGHOUT, COMPUTED, FIRST = "tasks solved", "right throughout", "tokens computed", "first token"
 TURNS, EDITS, LENGTH = "turns a task", "edits a session", "length at the end"
-ALPHA: Final = 0.05
+COSTS: Final = {TURNS: "turns", COMPUTED: "a session", FIRST: "ms"}
+SHARE: Final = (0.0, 1.0)
 
 
-def against(rival: str) -> str:
-    return f"{SOLVED}, less {rival}"
+def against(rival: str, metric: str = SOLVED) -> str:
+    return f"{metric}, less {rival}"
 
 
 def p_against(rival: str) -> str:
@@ -49,114 +46,66 @@ def figures(
 ) -> Iterator[Measured]:
     """The figures of one arm. `told`: of the case, what all arms share. `rivals`: those that were played before it."""
     for index, part in enumerate(THIRDS):
-        if answers := [ok for one in played for i, ok in enumerate(one.right) if third(i, len(one.right)) == index]:
-            yield _share(f"{part}; {told}", arm, SOLVED, answers)
+        shares = [[ok for i, ok in enumerate(one.right) if third(i, len(one.right)) == index] for one in played]
+        if all(shares):
+            yield _tasks_solved(f"{part}; {told}", arm, shares)
     case, sessions = f"{WHOLE}; {told}", len(played)
-    tasks = _tasks(played)
-    yield _share(case, arm, SOLVED, tasks)
-    yield _share(case, arm, THROUGHOUT, _throughout(played))
+    throughout = _throughout(played)
+    yield _tasks_solved(case, arm, [one.right for one in played])
+    low, high = wilson(sum(throughout), sessions)
+    yield _points(case, arm, THROUGHOUT, "%", sessions, (sum(throughout) / sessions, low, high))
     for rival, theirs in rivals.items():
         _check_pairs(played, theirs)
-        difference, low, high = (100 * x for x in paired_difference(tasks, _tasks(theirs)))
-        yield Measured(case, arm, against(rival), difference, "points", len(tasks), low, high)
-        yield Measured(case, arm, p_against(rival), mcnemar(_throughout(played), _throughout(theirs)), "", sessions)
-    yield Measured(case, arm, TURNS, sum(one.turns for one in played) / len(tasks), "turns", len(tasks))
+        yield from _differences(case, arm, rival, played, theirs)
+    yield Measured(case, arm, TURNS, sum(one.turns for one in played) / sum(_sizes(played)), "turns", sessions)
     yield Measured(case, arm, COMPUTED, sum(one.computed for one in played) / sessions, "a session", sessions)
     yield measured(case, arm, FIRST, [ms for one in played for ms in one.first_token_ms], "ms")
     yield Measured(case, arm, EDITS, sum(one.edits for one in played) / sessions, "edits", sessions)
     yield measured(case, arm, LENGTH, [one.tokens for one in played], "tokens")
 
 
-def _tasks(played: Sequence[Played]) -> list[bool]:
-    return [ok for one in played for ok in one.right]
+def _differences(
+    case: str, arm: str, rival: str, ours: Sequence[Played], theirs: Sequence[Played]
+) -> Iterator[Measured]:
+    """`n` is of sessions: they are what is drawn."""
+    n, tasks, each = len(ours), _sizes(ours), [1] * len(ours)
+    solved = paired_mean_difference([sum(one.right) for one in ours], [sum(one.right) for one in theirs], tasks, SHARE)
+    yield _points(case, arm, against(rival), "points", n, solved)
+    pair = _throughout(ours), _throughout(theirs)
+    yield _points(case, arm, against(rival, THROUGHOUT), "points", n, paired_difference(*pair))
+    yield Measured(case, arm, p_against(rival), mcnemar(*pair), "", n)
+    costs = {
+        TURNS: paired_mean_difference([one.turns for one in ours], [one.turns for one in theirs], tasks),
+        COMPUTED: paired_mean_difference([one.computed for one in ours], [one.computed for one in theirs], each),
+        FIRST: paired_mean_difference(_first_tokens(ours), _first_tokens(theirs), each),
+    }
+    for cost, (value, low, high) in costs.items():
+        yield Measured(case, arm, against(rival, cost), value, COSTS[cost], n, low, high)
+
+
+def _sizes(played: Sequence[Played]) -> list[int]:
+    return [len(one.right) for one in played]
 
 
 def _throughout(played: Sequence[Played]) -> list[bool]:
     return [all(one.right) for one in played]
 
 
-def _share(case: str, arm: str, metric: str, outcomes: Sequence[bool]) -> Measured:
-    low, high = wilson(sum(outcomes), len(outcomes))
-    share = sum(outcomes) / len(outcomes)
-    return Measured(case, arm, metric, 100 * share, "%", len(outcomes), 100 * low, 100 * high)
+def _first_tokens(played: Sequence[Played]) -> list[float]:
+    """Each session's median."""
+    return [median(one.first_token_ms) for one in played]
+
+
+def _tasks_solved(case: str, arm: str, sessions: Sequence[Sequence[bool]]) -> Measured:
+    sizes = [len(tasks) for tasks in sessions]
+    return _points(case, arm, SOLVED, "%", sum(sizes), grouped_mean([sum(tasks) for tasks in sessions], sizes, SHARE))
+
+
+def _points(case: str, arm: str, metric: str, unit: str, n: int, share: tuple[float, float, float]) -> Measured:
+    value, low, high = (100 * part for part in share)
+    return Measured(case, arm, metric, value, unit, n, low, high)
 
 
 def _check_pairs(one: Sequence[Played], other: Sequence[Played]) -> None:
     same = [(a.number, len(a.right)) for a in one] == [(b.number, len(b.right)) for b in other]
     require(same, "the arms were not given the same sessions in the same order")
-
-
-def called(row: Row) -> str:
-    """A difference with its interval below, or that there is none."""
-    assert row.value is not None
-    assert row.low is not None
-    assert row.high is not None
-    if row.low <= 0 <= row.high:
-        return NO_DIFFERENCE
-    return f"{row.value:+.1f}\n{row.low:.1f} to {row.high:.1f}"
-
-
-def summary(rows: Sequence[Row]) -> Group:
-    """A table for each length of sessions."""
-    told = dict.fromkeys(_told(row) for row in rows)
-    return Group(*(table([row for row in rows if _told(row) == one]) for one in told))
-
-
-def _told(row: Row) -> str:
-    return row.case.partition(";")[2].strip()
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """What each policy gains and what it costs: one line an arm, all of them in sessions of one length."""
-    first = rows[0]
-    title = f"what each policy gains and costs: {_told(first)}, {first.device} ({first.commit})"
-    out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    out.add_column("arm", no_wrap=True)
-    for name in (
-        "tasks solved\n95 % interval",
-        "by third",
-        "sessions right\nthroughout",
-        "points less\nkeep all;\np of sessions",
-        "points less\nre-prefill;\np of sessions",
-        "turns\na task",
-        "computed\na session",
-        "first token:\nmedian, p95",
-        "edits a\nsession",
-        "tokens at\nthe end",
-    ):
-        out.add_column(name, justify="right", no_wrap=True)
-    for arm in dict.fromkeys(row.arm for row in rows):
-        of = {(row.case.partition(";")[0], row.metric): row for row in rows if row.arm == arm}
-        if (WHOLE, LENGTH) in of:  # an arm that was cut short has none
-            out.add_row(arm, *_cells(of))
-            out.add_section()
-    return out
-
-
-def _cells(of: Mapping[tuple[str, str], Row]) -> list[Text]:
-    whole = {metric: row for (part, metric), row in of.items() if part == WHOLE}
-    thirds = [of[part, SOLVED] for part in THIRDS if (part, SOLVED) in of]
-    first = whole[FIRST]
-    return [
-        Text(_with_interval(whole[SOLVED]), "bold"),
-        Text("\n".join(f"{row.value:.1f} %" for row in thirds)),
-        Text(_with_interval(whole[THROUGHOUT])),
-        *(_compared(whole.get(against(rival)), whole.get(p_against(rival))) for rival in RIVALS),
-        Text(f"{whole[TURNS].value:.2f}"),
-        Text(f"{whole[COMPUTED].value:,.0f}", "yellow"),
-        Text(f"{first.value:,.1f} ms\n{first.high:,.1f} ms"),
-        Text(f"{whole[EDITS].value:.1f}"),
-        Text(number(whole[LENGTH].value or 0.0)),
-    ]
-
-
-def _with_interval(row: Row) -> str:
-    return f"{row.value:.1f} %\n{row.low:.1f} to {row.high:.1f}"
-
-
-def _compared(difference: Row | None, p: Row | None) -> Text:
-    if difference is None or p is None or p.value is None:
-        return Text("-", "dim")
-    text = called(difference)
-    style = "dim" if text == NO_DIFFERENCE else "green" if (difference.value or 0) > 0 else "bold red"
-    return Text.assemble((text, style), (f"\np = {p.value:.2g}", "bold" if p.value < ALPHA else "dim"))

@@ -26,8 +26,8 @@ class Measured:
     """One figure of one arm in one case.
 
     value: the median where there are several samples, else the one number; None where it could not be had.
-    low, high: 5th and 95th percentile of the samples, or the 95 % interval of a share or difference of shares; None
-        for a single number.
+    low, high: 5th and 95th percentile of the samples, or the 95 % interval of a share or a difference; None for a
+        single number.
     goal, met: what issue 3 asks for, and whether `value` is there; None where nothing is asked.
     """
 

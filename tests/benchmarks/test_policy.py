@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 from rich.console import Console
@@ -14,10 +15,12 @@ from benchmarks import clients, policy, policy_figures
 from benchmarks.bench import OutOfTime, WrongResult
 from benchmarks.plot import plot_all
 from benchmarks.policy_client import AMORTIZE, ARMS, FORGET, KEEP_ALL, REPREFILL, Memory, Played, tasks_of
-from benchmarks.policy_figures import NO_DIFFERENCE, THIRDS, WHOLE, called, figures, summary, third
+from benchmarks.policy_figures import COSTS, SOLVED, THIRDS, THROUGHOUT, WHOLE, against, figures, p_against, third
+from benchmarks.policy_table import NO_DIFFERENCE, called, summary
 from benchmarks.record import Recorder, read
 from benchmarks.registry import SHAPES, Bed
 from leyline_sdk import ToolCall
+from leyline_server.lab.statistics import paired_difference
 from training.tasks import Task
 
 
@@ -59,8 +62,8 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     assert all(row.case.endswith("; 2 sessions of 3 tasks") for row in rows)
     whole = {(row.arm, row.metric): row for row in rows if row.case.startswith(WHOLE)}
     for arm in ARMS:
-        assert whole[arm.name, policy_figures.SOLVED].n == 6
-        assert whole[arm.name, policy_figures.THROUGHOUT].n == 2
+        assert whole[arm.name, SOLVED].n == 6
+        assert whole[arm.name, THROUGHOUT].n == 2
         assert whole[arm.name, policy_figures.TURNS].value >= 2
         if "truncate" in arm.name or not arm.policies:
             assert bool(whole[arm.name, policy_figures.EDITS].value) == bool(arm.policies)
@@ -68,7 +71,7 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
             assert sum(row.arm == arm.name and row.case.startswith(part) for row in rows) == 1
         rivals = [row.metric for row in rows if row.arm == arm.name and "less" in row.metric]
         before = {KEEP_ALL: [], REPREFILL: [KEEP_ALL]}.get(arm.name, [KEEP_ALL, REPREFILL])
-        assert rivals == [policy_figures.against(rival) for rival in before]
+        assert rivals == [against(rival, metric) for rival in before for metric in (SOLVED, THROUGHOUT, *COSTS)]
     computed = {arm.name: whole[arm.name, policy_figures.COMPUTED].value for arm in ARMS}
     assert computed[AMORTIZE] < computed[REPREFILL] <= computed[FORGET]
     assert whole[AMORTIZE, policy_figures.LENGTH].value < whole[KEEP_ALL, policy_figures.LENGTH].value
@@ -79,7 +82,10 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     text = console.export_text()
     assert all(arm.name in text for arm in ARMS)
     assert NO_DIFFERENCE in text
-    assert text.count("what each policy gains and costs") == 2, "one table a length"
+    for title in ("what each policy gains", "what each policy costs"):
+        assert text.count(title) == 2, "one of each a length"
+    assert max(map(len, text.splitlines())) <= 160
+    assert "…" not in text
     (tmp_path / "policy.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in other))
     assert [path.stem for path in plot_all(tmp_path)] == ["policy", "policy_cost"]
 
@@ -119,18 +125,70 @@ def test_a_difference_whose_interval_includes_zero_is_none(rows):
     row = replace(rows[0], unit="points")
     assert called(replace(row, value=3.0, low=-0.1, high=6.0)) == NO_DIFFERENCE
     assert called(replace(row, value=3.0, low=0.0, high=6.0)) == NO_DIFFERENCE
-    assert called(replace(row, value=3.25, low=0.5, high=6.0)) == "+3.2\n0.5 to 6.0"
-    assert called(replace(row, value=-3.0, low=-6.0, high=-0.5)) == "-3.0\n-6.0 to -0.5"
+    assert called(replace(row, value=3.25, low=0.5, high=6.0)) == "+3.2 (0.5 to 6.0)"
+    assert called(replace(row, value=-3.0, low=-6.0, high=-0.5)) == "-3.0 (-6.0 to -0.5)"
+    assert called(replace(row, value=-3000, low=-4000, high=-2000, unit="a session")) == "-3,000 (-4,000 to -2,000)"
 
 
 def test_differences_and_p_of_pairs():
     ours = [played(i, [True, True, True]) for i in range(10)]
     theirs = [played(i, [True, True, i < 2]) for i in range(10)]
     found = {figure.metric: figure for figure in figures("case", "arm", ours, {KEEP_ALL: theirs})}
-    difference = found[policy_figures.against(KEEP_ALL)]
+    difference = found[against(KEEP_ALL)]
     assert difference.value == pytest.approx(100 * 8 / 30)
     assert difference.low > 0
-    assert found[policy_figures.p_against(KEEP_ALL)].value == pytest.approx(2 / 2**8)
+    assert difference.n == 10
+    throughout = found[against(KEEP_ALL, THROUGHOUT)]
+    assert throughout.value == pytest.approx(80)
+    assert (throughout.low, throughout.high) == pytest.approx([100 * x for x in newcombe(ours, theirs)])
+    assert found[p_against(KEEP_ALL)].value == pytest.approx(2 / 2**8)
+
+
+def newcombe(ours: list[Played], theirs: list[Played]) -> tuple[float, float]:
+    return paired_difference([all(one.right) for one in ours], [all(one.right) for one in theirs])[1:]
+
+
+def test_equal_arms_whose_sessions_break_off_are_seldom_called_different():
+    """Once lost, a session stays lost: of its tasks only the first that is wrong says something. Newcombe's interval
+    over all tasks calls over half of such pairs different."""
+    rng = Random(0)
+
+    def arm() -> list[Played]:
+        starts = [rng.randrange(20) if rng.random() < 0.3 else 20 for _ in range(60)]
+        costs = [
+            {"turns": 60 - 2 * start, "computed": start**3, "first_token_ms": [2 + rng.random(), 90 / (1 + start), 9]}
+            for start in starts
+        ]
+        return [played(i, [n < starts[i] for n in range(20)], **cost) for i, cost in enumerate(costs)]
+
+    different = dict.fromkeys((SOLVED, *COSTS), 0)
+    over_tasks = 0
+    for _ in range(200):
+        ours, theirs = arm(), arm()
+        found = {figure.metric: figure for figure in figures("case", "arm", ours, {KEEP_ALL: theirs})}
+        for metric in different:
+            figure = found[against(KEEP_ALL, metric)]
+            different[metric] += not figure.low <= 0 <= figure.high
+        _, low, high = paired_difference(*([ok for one in arm for ok in one.right] for arm in (ours, theirs)))
+        over_tasks += not low <= 0 <= high
+    assert over_tasks > 100
+    assert all(count <= 14 for count in different.values()), different
+
+
+def test_costs_are_compared_by_session():
+    rng = Random(1)
+    theirs = [played(i, [True] * 4, turns=rng.randrange(8, 12), computed=rng.randrange(900)) for i in range(20)]
+    ours = [
+        replace(one, turns=one.turns + 2, computed=one.computed - 50, first_token_ms=[rng.random(), 9.0, 9.0])
+        for one in theirs
+    ]
+    theirs = [replace(one, first_token_ms=[rng.choice([8.0, 10.0])]) for one in theirs]
+    found = {figure.metric: figure for figure in figures("case", "arm", ours, {KEEP_ALL: theirs})}
+    turns, computed, first = (found[against(KEEP_ALL, cost)] for cost in COSTS)
+    assert (turns.value, turns.low, turns.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert (computed.value, computed.unit) == (-50, "a session")
+    assert first.low < 0 < first.high
+    assert all(figure.n == 20 for figure in (turns, computed, first))
 
 
 def test_thirds():
