@@ -7,6 +7,10 @@
 The tasks are downloaded by debug-gym; `--tasks DIR` takes folders in their layout: test.py, NAME_code.py, .debugignore,
 .debugreadonly. With the local terminal, the default, what the model writes runs on this machine without a sandbox;
 `--terminal docker` runs it in debug-gym's image. With `--tenants` no arm finds what another one computed.
+
+A task counts as solved where more than half of its attempts (`--seeds`) solved it: attempts at one task are no
+independent witnesses. Shares have Wilson's 95 % intervals, differences of arms Newcombe's paired ones with McNemar's
+exact p, all over tasks. A difference whose interval includes zero is no difference.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from leyline_policies import StaleToolDetector, TruncateOlderThan
 from leyline_sdk import Leyline, Mode, Policy, Reply, Session
 from leyline_sdk.errors import ContextExceeded, PoolExceeded
 from leyline_sdk.types import ToolLike
-from leyline_server.lab.statistics import mcnemar, wilson  # plain Python
+from leyline_server.lab.statistics import mcnemar, paired_difference, wilson  # plain Python
 
 SYSTEM = (
     "You are a debugging agent. Your goal is to fix a Python program so that it passes hidden tests. Investigate the "
@@ -39,7 +43,10 @@ SYSTEM = (
 )
 NUDGE = "No tool was called. Call one, or submit to end the task."
 FAILED = r"\A\s*(Edit failed|View failed|Invalid|Failure calling|Unregistered tool|Error|Traceback)"
-TABLE_WIDTH = 120
+TABLE_WIDTH = 140
+KEEP_ALL, REPREFILL = "keep all", "truncate, re-prefill"
+RIVALS = (KEEP_ALL, REPREFILL)
+NO_DIFFERENCE = "no difference"
 MIN_TOKENS = 50  # results shorter than this stay: a placeholder saves nothing
 
 
@@ -58,14 +65,14 @@ class Arm:
 
 
 def make_arms(older_than: int = 2) -> tuple[Arm, ...]:
-    """Keep all comes first: the others are compared with it."""
+    """Keep all comes first, then re-prefill: those after them are compared with them."""
     amortize = TruncateOlderThan(older_than=older_than, min_tokens=MIN_TOKENS)
     forget = TruncateOlderThan(older_than=older_than, min_tokens=MIN_TOKENS, mode=Mode.FORGET)
     # The same command in a debugger says something else each time.
     stale = StaleToolDetector(failed=FAILED, min_tokens=MIN_TOKENS, exclude_tools=("pdb",))
     return (
-        Arm("keep all"),
-        Arm("truncate, re-prefill", (amortize,), again=True),
+        Arm(KEEP_ALL),
+        Arm(REPREFILL, (amortize,), again=True),
         Arm("truncate, AMORTIZE", (amortize,)),
         Arm("truncate, FORGET", (forget,)),
         Arm("stale, AMORTIZE", (stale,)),
@@ -161,22 +168,42 @@ def attempt(name: str, env: Environment, arm: Arm, client: Leyline, limits: Limi
     return Outcome(name, end == "solved", end, len(replies), computed, cut, tuple(chat.ttft_ms))
 
 
+def solved_tasks(outcomes: Sequence[Outcome]) -> dict[str, bool]:
+    """By task, whether more than half of the attempts at it solved it."""
+    attempts: dict[str, list[bool]] = {}
+    for outcome in outcomes:
+        attempts.setdefault(outcome.task, []).append(outcome.solved)
+    return {task: 2 * sum(solved) > len(solved) for task, solved in attempts.items()}
+
+
+def compared(ours: Mapping[str, bool], theirs: Mapping[str, bool]) -> str:
+    """The paired difference in points with its interval, or that there is none, and McNemar's p."""
+    if ours.keys() != theirs.keys():
+        raise ValueError("arms that were not given the same tasks can't be compared")
+    pair = list(ours.values()), [theirs[task] for task in ours]
+    value, low, high = (100 * share for share in paired_difference(*pair))
+    none = low <= 0 <= high
+    return f"{NO_DIFFERENCE if none else f'{value:+.1f} ({low:.1f} to {high:.1f})'}\np = {mcnemar(*pair):.2g}"
+
+
 def table(results: Mapping[str, Sequence[Outcome]]) -> Table:
-    """One row an arm; p is McNemar's, against the first arm."""
+    """One row an arm, compared with those rivals that stand before it. Turns are of an attempt."""
     out = Table(box=box.SIMPLE_HEAD, header_style="bold")
     out.add_column("arm", no_wrap=True)
-    for column in ("solved", "95 %", "p", "turns", "tokens\ncomputed", "tokens\ncut", "first token,\nmedian"):
+    solved = {arm: solved_tasks(outcomes) for arm, outcomes in results.items()}
+    columns = ("tasks solved\n95 %", *(f"points less\n{rival}" for rival in RIVALS))
+    for column in (*columns, "turns", "tokens\ncomputed", "tokens\ncut", "first token,\nmedian"):
         out.add_column(column, justify="right", no_wrap=True)
-    first = [outcome.solved for outcome in next(iter(results.values()))]
-    for arm, outcomes in results.items():
-        solved = [outcome.solved for outcome in outcomes]
-        low, high = wilson(sum(solved), len(solved))
-        p = "" if arm == next(iter(results)) else f"{mcnemar(first, solved):.3f}"
+    for place, (arm, outcomes) in enumerate(results.items()):
+        right, total = sum(solved[arm].values()), len(solved[arm])
+        low, high = (100 * bound for bound in wilson(right, total))
+        before = list(results)[:place]
+        versus = [compared(solved[arm], solved[rival]) if rival in before else "" for rival in RIVALS]
         turns = f"{sum(o.turns for o in outcomes) / max(1, len(outcomes)):.1f}"
         tokens = (f"{sum(o.computed for o in outcomes):,}", f"{sum(o.cut for o in outcomes):,}")
         ttft = [ms for outcome in outcomes for ms in outcome.ttft_ms]
-        share, interval = f"{sum(solved)} of {len(solved)}", f"{low:.2f} - {high:.2f}"
-        out.add_row(arm, share, interval, p, turns, *tokens, f"{median(ttft):,.0f} ms" if ttft else "")
+        share = f"{right} of {total}\n{low:.1f} to {high:.1f}"
+        out.add_row(arm, share, *versus, turns, *tokens, f"{median(ttft):,.0f} ms" if ttft else "")
     return out
 
 
@@ -209,10 +236,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-turns", type=int, default=50)
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a reply")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seeds", type=int, default=1, help="attempts at each task, with a temperature")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        help="attempts at each task, with a temperature; a task is solved where more than half of them solved it",
+    )
     parser.add_argument("--test-timeout", type=int, default=30, help="seconds that the tests of a task may take")
     parser.add_argument("--out", type=Path, help="every attempt, as JSON")
     args = parser.parse_args(argv)
+    if args.seeds > 1 and args.temperature == 0:
+        parser.error("--seeds: at temperature 0 every attempt at a task is the same; give a --temperature too")
     arms = make_arms(args.older_than)
     if args.server_flags:
         print(*(f"--api-keys {arm.key}={arm.key}" for arm in arms))
