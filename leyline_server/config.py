@@ -46,6 +46,18 @@ class ServerConfig(BaseSettings):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is made in a program is what the program says: `load_config` alone reads the environment."""
+        return (init_settings,)
+
     config: Path | None = Field(default=None, description="a TOML file with settings")
     model: str = Field(
         default="tiny", description="a checkpoint directory, a hub id, or 'tiny': the model in the package"
@@ -89,7 +101,8 @@ class ServerConfig(BaseSettings):
     )
     canary: Literal["off", "refuse", "warn"] = Field(
         default="off",
-        description="a minute's self-test of edits at load; out of bounds, AMORTIZE is refused, or only warned of",
+        description="a minute's self-test of edits at load; out of bounds, AMORTIZE is refused, or only warned of; "
+        "--canary alone: refuse",
     )
     canary_agreement: float = Field(
         default=0.9, ge=0, le=1, description="the least share of the canary's probes that AMORTIZE has to answer alike"
@@ -119,7 +132,7 @@ class SettingsError(ValueError):
 def load_config(args: Sequence[str]) -> ServerConfig:
     """Reads flags, environment and file. `--help` prints and exits. Raises SettingsError."""
     try:
-        flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=list(args))
+        flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=_complete(args))
         environment = EnvSettingsSource(ServerConfig)
         _check_names(os.environ)
         path = flags().get("config") or environment().get("config")
@@ -136,12 +149,24 @@ def load_config(args: Sequence[str]) -> ServerConfig:
             values |= source()
         return ServerConfig.model_validate(InitSettingsSource(ServerConfig, values)())
     except ValidationError as error:
-        told = [
-            f"{'.'.join(map(str, part['loc']))}: {part['msg']} (given: {part['input']!r})" for part in error.errors()
-        ]
-        raise SettingsError("; ".join(told)) from error
+        raise SettingsError(told(error)) from error
     except SourceError as error:
         raise SettingsError(str(error)) from error
+
+
+def told(error: ValidationError) -> str:
+    """One line: each setting, what is wrong with it, and what was given."""
+    parts = [(".".join(map(str, part["loc"])), part["msg"], part["input"]) for part in error.errors()]
+    return "; ".join(f"{name}: {message} (given: {given!r})" for name, message, given in parts)
+
+
+def _complete(args: Sequence[str]) -> list[str]:
+    """`--canary` without a value is `--canary refuse`."""
+    out: list[str] = []
+    for at, arg in enumerate(args, 1):
+        alone = arg == "--canary" and (at == len(args) or args[at].startswith("-"))
+        out += [arg, "refuse"] if alone else [arg]
+    return out
 
 
 def _check_names(environment: Iterable[str]) -> None:

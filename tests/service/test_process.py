@@ -62,6 +62,7 @@ def test_help_names_every_setting() -> None:
         (["--config", "/nowhere.toml"], {}, "/nowhere.toml"),
         ([], {"LEYLINE_SERVER_SLOT": "100"}, "LEYLINE_SERVER_SLOT"),
         (["--host", "nowhere.invalid"], {}, "nowhere.invalid"),
+        (["--canary", "yes"], {}, "canary: Input should be 'off', 'refuse' or 'warn' (given: 'yes')"),
         (["--device", "tpu"], {}, "device: 'tpu' is none of auto, cpu, cuda"),
         (["--slots", "10000000000"], {}, "the free memory of cpu"),
         (
@@ -143,6 +144,30 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, m
     assert config.max_sessions == ServerConfig.model_fields["max_sessions"].default
     monkeypatch.setenv("LEYLINE_SERVER_CONFIG", str(file))
     assert load_config([]).max_queue == 7
+
+
+def test_what_a_program_makes_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in a test, a benchmark or the lab is not another one where somebody has set variables for theirs."""
+    monkeypatch.setenv("LEYLINE_SERVER_SLOTS", "200")
+    monkeypatch.setenv("LEYLINE_SERVER_MAX_CONTEXT", "not a number")
+    monkeypatch.setenv("LEYLINE_SERVER_CANARY", "refuse")
+    config = ServerConfig(port=3)
+    assert (config.port, config.slots, config.max_context, config.canary) == (3, None, None, "off")
+
+
+@pytest.mark.parametrize(
+    ("args", "canary"),
+    [
+        (["--canary"], "refuse"),
+        (["--canary", "--port", "3"], "refuse"),
+        (["--port", "3", "--canary"], "refuse"),
+        (["--canary", "warn"], "warn"),
+        (["--canary=off"], "off"),
+        (["--canary-agreement", "0.5"], "off"),
+    ],
+)
+def test_the_bare_canary_refuses(args: list[str], canary: str) -> None:
+    assert load_config(args).canary == canary
 
 
 @pytest.mark.parametrize("line", ["slots = 3", "colour = 'red'", "slots = ", "port = 'x'"])
