@@ -7,97 +7,116 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
-from leyline_server.lab.config import LabConfig
+from leyline_server.config import SettingsError
+from leyline_server.lab.config import LabConfig, load_config
 from leyline_server.lab.figures import Figure, write
+
+if TYPE_CHECKING:
+    from leyline_server.server import Parts
+
+_TABLES = 100  # columns, where nobody's terminal says how many there are
 
 
 def main() -> None:
-    """The entry point. Exit status 2 for bad settings, 3 for a model that is refused or can't play the scenes."""
+    """The entry point. Exit status 2 for bad settings, 3 for a model that is refused or of which nothing can be
+    measured. A measure that it can't take is told and skipped."""
     console = Console(stderr=True)
     try:
-        config = LabConfig()
-    except (ValidationError, SettingsError) as error:
-        console.print(f"[red]leyline-lab:[/] {error}", highlight=False)
+        config = load_config(sys.argv[1:])
+        config.out.mkdir(parents=True, exist_ok=True)  # not after an hour
+    except SettingsError as error:
+        _complain(console, error)
         sys.exit(2)
-    from leyline_proto.refusal import Refusal
-    from leyline_server.lab.laboratory import LabError
-    from leyline_server.model.load import ModelRefused
-    from leyline_server.model.tokenizer import TokenizerError
-
-    try:
-        figures, common = _run(config, console)
-    except (ModelRefused, TokenizerError, LabError, Refusal, MemoryError) as error:
-        console.print(f"[red]leyline-lab:[/] {error}", highlight=False)
-        sys.exit(3)
-    config.out.mkdir(parents=True, exist_ok=True)
-    write(config.out / "lab.jsonl", figures, common)
-    written = [config.out / "lab.jsonl", *_draw(config.out, figures, console)]
-    console.print(f"written: {', '.join(map(str, written))}", highlight=False)
+    except OSError as error:
+        _complain(console, f"out: {error}")
+        sys.exit(2)
+    sys.exit(_run(config, console))
 
 
-def _run(config: LabConfig, console: Console) -> tuple[list[Figure], dict[str, Any]]:
+def _run(config: LabConfig, console: Console) -> int:
     # torch takes seconds to import: --help and bad settings should not wait for it.
-    import torch
-    import transformers
+    with console.status(f"loading {escape(config.model)}"):
+        import torch
 
-    from leyline_server.config import ServerConfig
-    from leyline_server.lab import following, report
-    from leyline_server.lab.drift import drift
-    from leyline_server.lab.invariance import invariance
-    from leyline_server.lab.laboratory import Lab
-    from leyline_server.lab.scenes import CONTEXTS, text
-    from leyline_server.server import build
+        from leyline_server.lab import measures, report
+        from leyline_server.lab.laboratory import Lab
+        from leyline_server.model.load import ModelRefused
+        from leyline_server.model.tokenizer import TokenizerError
 
-    with console.status(f"loading {config.model}"):
-        parts = build(
-            ServerConfig(
-                model=config.model,
-                device=config.device,
-                dtype=config.dtype,
-                slots=config.slots,
-                threads=config.threads,
-                max_queue=256,
-            )
-        )
-    lab = Lab(parts.engine, parts.serving.format, parts.model)
+        try:
+            served = _build(config)
+        except (ModelRefused, TokenizerError, MemoryError, torch.OutOfMemoryError) as error:
+            _complain(console, f"the model is refused: {error}")
+            return 3
+        except SettingsError as error:
+            _complain(console, error)
+            return 2
+    lab = Lab(served.engine, served.serving.format, served.model)
+    common, path = _common(served), config.out / "lab.jsonl"
 
     def progress(items: Iterable[int], what: str, count: int) -> Iterable[int]:
         return track(items, what, count, console=console, disable=not console.is_terminal)
 
-    def ids(seed: int, count: int) -> list[int]:
-        return lab.format.encode(text(seed, count))[:count]
+    def tell(what: str) -> None:
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
 
     figures: list[Figure] = []
-    if "fidelity" in config.measures:
-        figures += following.figures(following.measure(lab, config.kinds, config.scenes, config.seed, progress))
-    if "told-apart" in config.measures:
-        hiding = [kind for kind in following.HIDING if kind in config.kinds]
-        figures += following.told_apart(lab, hiding, config.scenes, config.seed, progress)
-    if "drift" in config.measures:
-        with console.status("drift"):
-            figures += drift(lab, ids(config.seed, 800), seed=config.seed)
-    if "invariance" in config.measures:
-        with console.status("invariance"):
-            texts = [ids(config.seed + 1 + number, 128) for number in range(8)]
-            contexts = [ids(config.seed + 100 + number, count) for number, count in enumerate(CONTEXTS)]
-            figures += invariance(lab, texts, contexts, config.seed)
-    report.show(Console(), figures)
-    common = {
-        "model": config.model,
-        "digest": parts.model.digest,
-        "device": torch.cuda.get_device_name() if parts.model.device.type == "cuda" else "cpu",
-        "dtype": str(parts.model.dtype).removeprefix("torch."),
+    chosen = measures.parts(config, lab, served.serving.limits.max_context, progress)
+    for measured in measures.run(chosen, tell, lambda what: _complain(console, f"skipped: {what}")):
+        figures += measured
+        write(path, figures, common)  # each time: a later part may take an hour, or end the run
+    if not figures:
+        _complain(console, "nothing could be measured")
+        return 3
+    tables = Console()
+    if not tables.is_terminal:
+        tables.width = max(tables.width, _TABLES)
+    report.show(tables, figures)
+    written = [path, *_draw(config.out, figures, console)]
+    tell(f"written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _build(config: LabConfig) -> Parts:
+    from transformers.utils import logging as transformers_logging
+
+    from leyline_server.config import ServerConfig
+    from leyline_server.server import build
+
+    if not sys.stderr.isatty():  # a bar would fill the log with its steps
+        transformers_logging.disable_progress_bar()
+    return build(
+        ServerConfig(
+            model=config.model,
+            device=config.device,
+            dtype=config.dtype,
+            slots=config.slots,
+            threads=config.threads,
+            max_queue=256,
+        )
+    )
+
+
+def _common(served: Parts) -> dict[str, Any]:
+    """What every row says beside its figure."""
+    import torch
+    import transformers
+
+    model = served.model
+    return {
+        "model": served.config.model,
+        "digest": model.digest,
+        "device": torch.cuda.get_device_name() if model.device.type == "cuda" else "cpu",
+        "dtype": str(model.dtype).removeprefix("torch."),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "command": shlex.join(["leyline-lab", *sys.argv[1:]]),
     }
-    return figures, common
 
 
 def _draw(out: Path, figures: list[Figure], console: Console) -> list[Path]:
@@ -119,6 +138,11 @@ def _draw(out: Path, figures: list[Figure], console: Console) -> list[Path]:
             draw(out / name, figures)
             drawn.append(out / name)
     return drawn
+
+
+def _complain(console: Console, error: object) -> None:
+    """One line, whatever brackets are in it and however narrow the terminal is."""
+    console.print(f"[red]leyline-lab:[/] {escape(' '.join(str(error).split()))}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

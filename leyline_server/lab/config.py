@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings import (
+    SettingsError as SourceError,
+)
 
+from leyline_server.config import SettingsError, told
 from leyline_server.lab.scenes import KINDS
 
 Measure = Literal["fidelity", "told-apart", "drift", "invariance"]
@@ -18,12 +31,17 @@ Prints tables, and writes figures as JSON lines and pictures to --out. Every set
 variable (LEYLINE_LAB_SCENES=100). Scenes: {", ".join(KINDS)}; docs/fidelity.md says what they are."""
 
 
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise PydanticCustomError("kind", "none of {kinds}", {"kinds": ", ".join(KINDS)})
+    return kind
+
+
 class LabConfig(BaseSettings):
     __doc__ = _HELP
 
     model_config = SettingsConfigDict(
         env_prefix="LEYLINE_LAB_",
-        cli_parse_args=True,
         cli_prog_name="leyline-lab",
         cli_kebab_case=True,
         cli_avoid_json=True,
@@ -32,15 +50,41 @@ class LabConfig(BaseSettings):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """As the server's: `load_config` alone reads the environment."""
+        return (init_settings,)
+
     model: str = Field(default="tiny", description="a checkpoint directory, a hub id, or 'tiny'")
     device: str = Field(default="auto", description="cpu, cuda, ..; auto takes a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="of weights and cache")
     measures: list[Measure] = Field(
-        default=["fidelity", "told-apart", "drift", "invariance"], description="what is measured"
+        default=["fidelity", "told-apart", "drift", "invariance"], min_length=1, description="what is measured"
     )
     scenes: int = Field(default=60, ge=1, description="scenes of each kind")
-    kinds: list[str] = Field(default=list(KINDS), description="kinds of scenes")
+    kinds: list[Annotated[str, AfterValidator(_known)]] = Field(
+        default=list(KINDS), min_length=1, description="kinds of scenes"
+    )
     seed: int = Field(default=0, ge=0, description="scenes are drawn from it")
     out: Path = Field(default=Path("lab-out"), description="where figures and pictures go")
     slots: int | None = Field(default=16384, ge=1024, description="tokens the pool holds")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; unset: torch's choice")
+
+
+def load_config(args: Sequence[str]) -> LabConfig:
+    """Reads flags and environment. `--help` prints and exits. Raises SettingsError."""
+    try:
+        flags: CliSettingsSource[LabConfig] = CliSettingsSource(LabConfig, cli_parse_args=list(args))
+        values = EnvSettingsSource(LabConfig)() | flags()
+        return LabConfig.model_validate(InitSettingsSource(LabConfig, values)())
+    except ValidationError as error:
+        raise SettingsError(told(error)) from error
+    except SourceError as error:
+        raise SettingsError(str(error)) from error
