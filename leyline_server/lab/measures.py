@@ -53,6 +53,9 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
     def ids(seed: int, num_tokens: int) -> list[int]:
         return lab.format.encode(text(seed, num_tokens))[:num_tokens]
 
+    def drifting() -> list[Figure]:
+        return drift(lab, ids(config.seed, _DRIFTING), seed=config.seed)
+
     def alike() -> list[Figure]:
         if max(CONTEXTS) + _TEXT > max_context:
             asked = f"{_TEXT} tokens behind {max(CONTEXTS)} others"
@@ -60,6 +63,9 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
         texts = [ids(config.seed + 1 + number, _TEXT) for number in range(8)]
         contexts = [ids(config.seed + 100 + number, num_tokens) for number, num_tokens in enumerate(CONTEXTS)]
         return invariance(lab, texts, contexts, config.seed)
+
+    def watched(name: str, make: Callable[[], list[Figure]]) -> list[Figure]:
+        return [figure for _ in progress(range(1), name, 1) for figure in make()]
 
     def hides_nothing() -> list[Figure]:
         raise LabError(f"it needs one of the kinds {', '.join(following.HIDING)}")
@@ -72,9 +78,9 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
         if not hiding:
             out.append(Part("told-apart", "", hides_nothing))
     if "drift" in config.measures:
-        out.append(Part("drift", "", lambda: drift(lab, ids(config.seed, _DRIFTING), seed=config.seed)))
+        out.append(Part("drift", "", partial(watched, "drift", drifting)))
     if "invariance" in config.measures:
-        out.append(Part("invariance", "", alike))
+        out.append(Part("invariance", "", partial(watched, "invariance", alike)))
     return out
 
 
