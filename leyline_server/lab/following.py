@@ -24,7 +24,7 @@ BENCH: Final = "fidelity"
 ANSWER_TOKENS: Final = 12
 CLEAR: Final = 2.0
 """A margin between the two likeliest tokens, in logits, from which on a first token is no near tie."""
-HIDING: Final = ("removed", "removed later", "outdated", "pointer removed", "removed, 8 edits")
+HIDING: Final = ("removed", "removed later", "outdated", "pointer removed", "removed (8 edits)")
 """Kinds in which what was told is gone: nothing that stands in the text says it."""
 TRIED: Final = 8  # scenes in which each stem is tried
 LEAST_RIGHT: Final = 0.5

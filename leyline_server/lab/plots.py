@@ -55,7 +55,7 @@ def draw_invariance(path: Path, figures: Iterable[Figure]) -> None:
     for index, line in enumerate(lines.values()):
         low = [figure.value if figure.low is None else figure.low for _, figure in line]
         high = [figure.value if figure.high is None else figure.high for _, figure in line]
-        axes.fill_between([at for at, _ in line], low, high, color=COLOURS[index], alpha=0.15, linewidth=0)
+        axes.fill_between([at for at, _ in line], low, high, color=_colour(index), alpha=0.15, linewidth=0)
     _draw(axes, lines, "the same token told from others by cosine, AUC")
     _save(canvas, path)
 
@@ -77,11 +77,15 @@ def _panels(count: int, width: float = 5.6, height: float = 3.6) -> tuple[Any, S
     return canvas, axes[0]
 
 
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
 def _draw(axes: Any, lines: dict[str, Line], title: str) -> None:
     """Lines with their names behind their last points, moved apart where they would overlap."""
     for index, line in enumerate(lines.values()):
         x, y = [at for at, _ in line], [figure.value for _, figure in line]
-        axes.plot(x, y, color=COLOURS[index], marker=MARKERS[index], markersize=4, linewidth=1.5)
+        axes.plot(x, y, color=_colour(index), marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=1.5)
     axes.set_title(title, fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.xaxis.label.set_size(8)
@@ -101,7 +105,7 @@ def _draw(axes: Any, lines: dict[str, Line], title: str) -> None:
             xytext=(6, up),
             textcoords="offset points",
             fontsize=8,
-            color=COLOURS[index],
+            color=_colour(index),
             va="center",
             annotation_clip=False,
         )

@@ -80,8 +80,8 @@ KINDS: Final = (
     "outdated",
     "pointer removed",
     "pointer replaced",
-    "removed, 8 edits",
-    "replaced, 8 edits",
+    "removed (8 edits)",
+    "replaced (8 edits)",
 )
 """untouched: the answer rests on another file: nothing should change.
 removed: the asked value stood in a result that is cleared once the next one was computed; nothing else says it.
@@ -89,13 +89,13 @@ removed later: it is cleared once the agent's next message, and what that read, 
 replaced: R is the same file with another value.
 outdated: an older reading of the file stands in the history; the newer one is cleared.
 pointer removed, pointer replaced: the result says where the value is to be found; two hops.
-.., 8 edits: after seven edits of results that nobody needs any more; any other number may stand there."""
+(8 edits): after seven edits of results that nobody needs any more; any other number may stand there."""
 
 
 def make_scene(kind: str, seed: int, variant: int = 0) -> Scene:
     """Scenes of one kind and seed differ between variants, 0 and 1, in `told` alone. Raises KeyError for an unknown
     kind."""
-    name, _, edits = kind.partition(", ")
+    name, _, edits = kind.removesuffix(")").partition(" (")
     author = _Author(Random(f"{name}/{seed}"), variant)
     before = tuple(_answered(author, int(edits.split()[0]) - 1)) if edits else ()
     return _MAKERS[name](author, kind, before)

@@ -26,8 +26,10 @@ def test_what_is_not_said_has_a_default() -> None:
 
 
 def test_lists_are_repeated_or_separated_by_commas() -> None:
-    config = load_config(["--kinds", "pointer removed", "--kinds", "8 edits", "--measures", "drift,invariance"])
-    assert (config.kinds, config.measures) == (["pointer removed", "8 edits"], ["drift", "invariance"])
+    config = load_config(
+        ["--kinds", "pointer removed", "--kinds", "removed (8 edits)", "--measures", "drift,invariance"]
+    )
+    assert (config.kinds, config.measures) == (["pointer removed", "removed (8 edits)"], ["drift", "invariance"])
 
 
 def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
