@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from leyline_server.config import ServerConfig
 from leyline_server.edit.plan import Plan, plan
 from leyline_server.engine import local
 from leyline_server.lab import canary
 from leyline_server.lab.laboratory import Lab
-from leyline_server.server import Parts, build
+from leyline_server.model.attention import attach
+from leyline_server.model.fused import fuse
+from leyline_server.model.load import LoadedModel
+from leyline_server.model.rotary_probe import probe
+from leyline_server.server import TINY, Parts, build
 
 CONFIG = ServerConfig(model="tiny", device="cpu", slots=4096, threads=1)
 
@@ -55,3 +61,14 @@ def test_an_edit_that_takes_one_entry_too_many(lab: Lab, monkeypatch: pytest.Mon
     assert report.rotation_error < canary.ROTATION_BOUND[lab.model.dtype]
     (failure,) = report.failures
     assert "Hugging Face" in failure
+
+
+def test_it_asks_the_modules_that_are_served_also_where_they_are_fused() -> None:
+    """As on a GPU: norms, routers, experts and rotation are swapped, and Hugging Face's attention runs on them."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    rotary = probe(model)
+    fuse(model)
+    attach(model)
+    loaded = LoadedModel(model, TINY, "digest", rotary)
+    parts = build(CONFIG, loaded)
+    assert canary.run(Lab(parts.engine, parts.serving.format, loaded), 0.9, probes=2).passed
