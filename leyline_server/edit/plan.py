@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from leyline_proto.repair import NO_REPAIR
 from leyline_server.cache.slots import PENDING, Slots
 from leyline_server.edit.rows import Ids, Rows, Span
 from leyline_server.engine.engine import RowEdit
@@ -69,7 +70,7 @@ def plan(rows: Rows, edits: Sequence[RowEdit]) -> Plan:
         tail_ids, tail_slots = new.ids[forget_from:][held], tail_slots[held]
         new = new.pending_from(forget_from)
     until = len(new)
-    for index in reversed(order):
+    for index in reversed(order) if any(edit.repair != NO_REPAIR for edit in edits) else ():
         item = planned[index]
         behind = item.at + len(item.edit.ids)
         new, repaired, count = _repaired(new, item.edit, behind, until)

@@ -58,6 +58,11 @@ class Rows:
     def empty() -> Rows:
         return Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint64))
 
+    @staticmethod
+    def of(ids: Ids, slots: Slots) -> Rows:
+        """A list of which nothing else is known."""
+        return Rows.empty().edited([(0, 0, ids, slots)])
+
     @property
     def contexts(self) -> Contexts:
         """[n] uint64."""

@@ -248,6 +248,8 @@ class Admission:
 
         Entries without KV in front of them have a part in that: they are computed as far as it takes, and again later.
         """
+        if state.rows.doubt is None:
+            return
         rows, doubted = state.rows, state.rows.in_doubt
         if not len(doubted):
             state.rows = rows.settled()

@@ -171,7 +171,7 @@ class LocalEngine:
         self.cache.retain(slots)
         gone = state.rows.slots
         doubt, shares = self._doubts[checkpoint]
-        state.rows = replace(Rows.empty().spliced(0, 0, ids, slots), doubt=doubt, shares=shares)
+        state.rows = replace(Rows.of(ids, slots), doubt=doubt, shares=shares)
         self.cache.release(gone)
         self._drop_kept(sequence)
         self.cache.kept.copy(checkpoint, sequence)

@@ -112,7 +112,7 @@ def _misplace(lab: Lab, sequence: SequenceId, start: int, end: int | None, by: i
     slots = slots[slots >= 0]
     table.written_at[slots] += by
     table.context[slots] = 0  # they are exact no more
-    state.rows = Rows.empty().spliced(0, 0, rows.ids, rows.slots)
+    state.rows = Rows.of(rows.ids, rows.slots)
 
 
 def play(lab: Lab, scene: Scene, arms: Sequence[Arm]) -> list[Played]:

@@ -17,7 +17,6 @@ from leyline_kernels import gather
 from leyline_proto.refusal import Refusal
 from leyline_server.engine.engine import RowEdit, SequenceId
 from leyline_server.lab.arms import F, L, R
-from leyline_server.lab.drift import indices, layout
 from leyline_server.lab.following import answers, choose_stem
 from leyline_server.lab.laboratory import Lab, LabError, Question
 from leyline_server.lab.oracle import Oracle
@@ -86,7 +85,7 @@ def _rotation_error(lab: Lab, ids: list[int]) -> float:
     lab.prefill(here, there)
     slots, moved = _slots(lab, here), _slots(lab, there)[MOVED:]
     by = torch.full((len(own),), MOVED, dtype=torch.int32, device=slots.device)
-    turned = gather(pool.c_kv[0], pool.k_pe[0], slots.int(), by, lab.model.rotary.inv_freq, layout(lab))[1].float()
+    turned = gather(pool.c_kv[0], pool.k_pe[0], slots.int(), by, lab.model.rotary.inv_freq, lab.layout)[1].float()
     want = pool.k_pe[0, moved].float()
     return float((turned - want).norm() / want.norm())
 
@@ -134,4 +133,4 @@ def _agreement(lab: Lab, probes: int) -> tuple[float | None, int, str]:
 
 
 def _slots(lab: Lab, sequence: SequenceId) -> torch.Tensor:
-    return indices(lab, lab.engine.sequences[sequence].rows.slots)
+    return lab.on_device(lab.engine.sequences[sequence].rows.slots)

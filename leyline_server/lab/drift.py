@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyline_kernels import RotaryLayout, gather, rotate
+from leyline_kernels import gather, rotate
 from leyline_server.cache.slots import OutOfSlots, Slots
 from leyline_server.edit.rows import Ids, Rows
 from leyline_server.engine.engine import RowEdit
@@ -75,7 +75,7 @@ class EditedSession:
         self.shift = 0
         self.sequence = lab.open(ids)
         lab.prefill(self.sequence)
-        self.computed = lab.engine.cache.pool.k_pe[:, indices(lab, self.rows.slots[self._front :])].clone()
+        self.computed = lab.engine.cache.pool.k_pe[:, lab.on_device(self.rows.slots[self._front :])].clone()
 
     @property
     def rows(self) -> Rows:
@@ -104,7 +104,7 @@ class EagerKeys:
     def __init__(self, lab: Lab, computed: Tensor, dtype: torch.dtype) -> None:
         self.keys = computed.to(dtype, copy=True)
         self._places = torch.arange(computed.shape[1], dtype=torch.int32, device=computed.device)
-        self._inv_freq, self._layout = lab.model.rotary.inv_freq, layout(lab)
+        self._inv_freq, self._layout = lab.model.rotary.inv_freq, lab.layout
 
     def turn(self, shift: int) -> None:
         by = torch.full_like(self._places, shift)
@@ -143,28 +143,17 @@ def _compare(session: EditedSession, eager: dict[str, EagerKeys], forced: Sequen
     return figures
 
 
-def layout(lab: Lab) -> RotaryLayout:
-    """Raises LabError when the model's keys can't be turned."""
-    if lab.model.rotary.layout is None:
-        raise LabError(lab.model.rotary.reason)
-    return lab.model.rotary.layout
-
-
-def indices(lab: Lab, slots: Slots) -> Tensor:
-    return torch.from_numpy(slots.astype(np.int64)).to(lab.model.device)
-
-
 def keys_as_read(lab: Lab, rows: Rows) -> Tensor:
     """[L, n, rope]: the keys of a list without pending entries as the engine's attention sees them."""
     pool, device = lab.engine.cache.pool, lab.model.device
     slots, delta = (torch.from_numpy(part).to(device) for part in (rows.slots, rows.delta(lab.engine.cache.table)))
     layers = zip(pool.c_kv, pool.k_pe, strict=True)
-    return torch.stack([gather(c, k, slots, delta, lab.model.rotary.inv_freq, layout(lab))[1] for c, k in layers])
+    return torch.stack([gather(c, k, slots, delta, lab.model.rotary.inv_freq, lab.layout)[1] for c, k in layers])
 
 
 def exact_keys(lab: Lab, rows: Rows) -> Tensor:
     """[L, n, rope] float64 on the CPU: stored keys turned to where they stand, without the engine's kernels."""
-    stored = lab.engine.cache.pool.k_pe[:, indices(lab, rows.slots)].double().cpu()
+    stored = lab.engine.cache.pool.k_pe[:, lab.on_device(rows.slots)].double().cpu()
     delta = np.arange(len(rows)) - lab.engine.cache.table.written_at[rows.slots]
     for by in np.unique(delta[delta != 0]):
         there = torch.from_numpy(delta == by)
@@ -189,10 +178,10 @@ def plant(lab: Lab, ids: Ids, slots: Slots, keys: Tensor) -> int:
         own = cache.allocate(positions)
     except OutOfSlots as error:
         raise LabError(f"the pool is too small for the lab: {error}") from error
-    there = indices(lab, own)
-    cache.pool.c_kv[:, there] = cache.pool.c_kv[:, indices(lab, slots)]
+    there = lab.on_device(own)
+    cache.pool.c_kv[:, there] = cache.pool.c_kv[:, lab.on_device(slots)]
     cache.pool.k_pe[:, there] = keys.to(cache.pool.k_pe)
-    lab.engine.sequences[sequence].rows = Rows.empty().spliced(0, 0, ids, own)
+    lab.engine.sequences[sequence].rows = Rows.of(ids, own)
     return sequence
 
 

@@ -65,8 +65,7 @@ def invariance(
 def _places(lab: Lab, text: Sequence[int], contexts: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
     """The text's rows of each arm behind each context: [L, n, width] fp32 on the CPU."""
     rotary, pool = lab.model.rotary, lab.engine.cache.pool
-    if rotary.layout is None:
-        raise LabError(rotary.reason)
+    layout = lab.layout
     sequences = [lab.open([*context, *text]) for context in contexts]
     lab.prefill(*sequences)
     out = []
@@ -74,10 +73,10 @@ def _places(lab: Lab, text: Sequence[int], contexts: Sequence[Sequence[int]]) ->
         slots = lab.engine.sequences[sequence].rows.slots[len(context) :]
         if (slots < 0).any():
             raise LabError("the pool does not hold a text behind all contexts at once")
-        index = torch.from_numpy(slots.astype(np.int64)).to(pool.c_kv.device)
+        index = lab.on_device(slots)
         c_kv, k_pe = (part[:, index].float().cpu() for part in (pool.c_kv, pool.k_pe))
         back = -torch.arange(len(context), len(context) + len(text))
-        turned = turn(k_pe.double(), back, rotary.inv_freq.cpu(), rotary.layout).float()
+        turned = turn(k_pe.double(), back, rotary.inv_freq.cpu(), layout).float()
         out.append(dict(zip(ARMS, (c_kv, k_pe, turned), strict=True)))
     for sequence in sequences:
         lab.close(sequence)

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from leyline_kernels import RotaryLayout
 from leyline_proto.chat_format import ChatFormat
 from leyline_proto.refusal import Refusal
+from leyline_server.cache.slots import Slots
 from leyline_server.engine.engine import EndReason, GenerateParams, MissReason, RowEdit, RowReceipt, SequenceId
 from leyline_server.engine.local import LocalEngine
 from leyline_server.engine.requests import LocalRequest
@@ -42,6 +48,18 @@ class Lab:
         self._requests: list[LocalRequest] = []
         self._names = 0
         self._edits = 0
+
+    @property
+    def layout(self) -> RotaryLayout:
+        """How keys are turned. Raises LabError when they can't be."""
+        rotary = self.model.rotary
+        if rotary.layout is None:
+            raise LabError(rotary.reason)
+        return rotary.layout
+
+    def on_device(self, slots: Slots) -> Tensor:
+        """Slots as an index [n] int64 into the pool."""
+        return torch.from_numpy(slots.astype(np.int64)).to(self.model.device)
 
     @contextmanager
     def bench(self) -> Iterator[None]:
