@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from leyline_server.config import ServerConfig
 
+_PROGRAM = "leyline-server"
+
 
 def main() -> None:
     """The entry point. Exit status 2 for bad settings, 3 for a model that is refused, 1 for a crash."""
@@ -23,6 +25,7 @@ def main() -> None:
         from rich.logging import RichHandler
 
         from leyline_server.config import SettingsError, load_config
+        from leyline_server.terminal import complain
     except ModuleNotFoundError as error:  # the SDK's installation has this entry point too
         print(
             f"leyline-server: {error}: the server's packages are not installed; in a checkout: "
@@ -36,7 +39,7 @@ def main() -> None:
         if why := refused(config.host, config.port):
             raise SettingsError(why)
     except SettingsError as error:
-        _complain(console, error)
+        complain(console, _PROGRAM, error)
         sys.exit(2)
     handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], format="%(message)s")
@@ -47,35 +50,35 @@ async def _serve(config: ServerConfig, console: Console) -> int:
     # torch takes seconds to import: --help and bad settings should not wait for it.
     with console.status(f"loading {config.model}"):
         import torch
-        from transformers.utils import logging as transformers_logging
 
         from leyline_server.config import SettingsError
         from leyline_server.model.load import ModelRefused
         from leyline_server.model.tokenizer import TokenizerError
         from leyline_server.server import Server, build
+        from leyline_server.terminal import complain, no_bars_in_a_log
 
-        if not sys.stderr.isatty():  # a bar would fill the log with its steps
-            transformers_logging.disable_progress_bar()
+        no_bars_in_a_log()
         try:
             parts = build(config)
         except (ModelRefused, TokenizerError, MemoryError) as error:
-            _complain(console, error, "the model is refused: ")
+            complain(console, _PROGRAM, error, "the model is refused: ")
             return 3
         except torch.OutOfMemoryError as error:
-            _complain(
+            complain(
                 console,
+                _PROGRAM,
                 error,
                 "the device has too little memory; fewer --slots or another --memory-fraction may help: ",
             )
             return 3
         except SettingsError as error:
-            _complain(console, error)
+            complain(console, _PROGRAM, error)
             return 2
     server = Server(parts)
     try:
         await server.start()
     except RuntimeError as error:
-        _complain(console, refused(config.host, config.port) or error)
+        complain(console, _PROGRAM, refused(config.host, config.port) or error)
         return 2
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM):
@@ -91,13 +94,6 @@ async def _serve(config: ServerConfig, console: Console) -> int:
     logging.getLogger(__name__).info("draining")
     await server.stop()
     return 1 if server.crashed else 0
-
-
-def _complain(console: Console, error: object, what: str = "") -> None:
-    """One line, whatever brackets are in it and however narrow the terminal is."""
-    from rich.markup import escape
-
-    console.print(f"[red]leyline-server: {what}[/]{escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

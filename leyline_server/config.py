@@ -1,12 +1,13 @@
 """The server's settings: flags, environment, file, defaults, in that order of precedence.
 
-Owns their names, bounds and help; knows nothing of what they configure.
+Owns their names, bounds and help, and how settings of any program here are read; knows nothing of what they configure.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Literal
@@ -33,12 +34,14 @@ of the TOML file named by --config (max_context = 8192); flags win over the envi
 Ctrl-C drains: running calls end, new ones are refused."""
 
 
-class ServerConfig(BaseSettings):
-    __doc__ = _HELP
+class SettingsError(ValueError):
+    """Settings that can't be used; the message names each one and its bound."""
+
+
+class Settings(BaseSettings):
+    """What the settings of both programs have in common."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LEYLINE_SERVER_",
-        cli_prog_name="leyline-server",
         cli_kebab_case=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
@@ -57,6 +60,12 @@ class ServerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What is made in a program is what the program says: `load_config` alone reads the environment."""
         return (init_settings,)
+
+
+class ServerConfig(Settings):
+    __doc__ = _HELP
+
+    model_config = SettingsConfigDict(env_prefix="LEYLINE_SERVER_", cli_prog_name="leyline-server")
 
     config: Path | None = Field(default=None, description="a TOML file with settings")
     model: str = Field(
@@ -125,13 +134,9 @@ class ServerConfig(BaseSettings):
         return value
 
 
-class SettingsError(ValueError):
-    """Settings that can't be used; the message names each one and its bound."""
-
-
 def load_config(args: Sequence[str]) -> ServerConfig:
     """Reads flags, environment and file. `--help` prints and exits. Raises SettingsError."""
-    try:
+    with reading():
         flags: CliSettingsSource[ServerConfig] = CliSettingsSource(ServerConfig, cli_parse_args=_complete(args))
         environment = EnvSettingsSource(ServerConfig)
         _check_names(os.environ)
@@ -148,13 +153,20 @@ def load_config(args: Sequence[str]) -> ServerConfig:
         for source in reversed(sources):
             values |= source()
         return ServerConfig.model_validate(InitSettingsSource(ServerConfig, values)())
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Turns what is wrong with settings into SettingsError."""
+    try:
+        yield
     except ValidationError as error:
-        raise SettingsError(told(error)) from error
+        raise SettingsError(_told(error)) from error
     except SourceError as error:
         raise SettingsError(str(error)) from error
 
 
-def told(error: ValidationError) -> str:
+def _told(error: ValidationError) -> str:
     """One line: each setting, what is wrong with it, and what was given."""
     parts = [(".".join(map(str, part["loc"])), part["msg"], part["input"]) for part in error.errors()]
     return "; ".join(f"{name}: {message} (given: {given!r})" for name, message, given in parts)

@@ -137,7 +137,7 @@ def _canary(config: ServerConfig, lab: Lab) -> pb.Canary:
     try:
         report = canary.run(lab, config.canary_agreement)
         told = pb.Canary(passed=report.passed, **asdict(report))
-    except (LabError, Refusal, torch.cuda.OutOfMemoryError) as error:
+    except (LabError, Refusal, torch.OutOfMemoryError) as error:
         told = pb.Canary(threshold=config.canary_agreement, failures=[f"it could not run: {error}"])
     for failure in told.failures:
         _log.warning("canary: %s", failure)

@@ -16,6 +16,7 @@ from rich.progress import track
 from leyline_server.config import SettingsError
 from leyline_server.lab.config import LabConfig, load_config
 from leyline_server.lab.figures import Figure, write
+from leyline_server.terminal import complain, no_bars_in_a_log
 
 if TYPE_CHECKING:
     from leyline_server.server import Parts
@@ -84,13 +85,10 @@ def _run(config: LabConfig, console: Console) -> int:
 
 
 def _build(config: LabConfig) -> Parts:
-    from transformers.utils import logging as transformers_logging
-
     from leyline_server.config import ServerConfig
     from leyline_server.server import build
 
-    if not sys.stderr.isatty():  # a bar would fill the log with its steps
-        transformers_logging.disable_progress_bar()
+    no_bars_in_a_log()
     return build(
         ServerConfig(
             model=config.model,
@@ -132,17 +130,15 @@ def _draw(out: Path, figures: list[Figure], console: Console) -> list[Path]:
         ("drift.png", "drift", plots.draw_drift),
         ("invariance.png", "invariance", plots.draw_invariance),
     ):
-        if any(
-            figure.bench == bench and figure.metric in plots.NEEDS.get(name, (figure.metric,)) for figure in figures
-        ):
+        metrics = {figure.metric for figure in figures if figure.bench == bench}
+        if metrics.intersection(plots.NEEDS.get(name, metrics)):
             draw(out / name, figures)
             drawn.append(out / name)
     return drawn
 
 
 def _complain(console: Console, error: object) -> None:
-    """One line, whatever brackets are in it and however narrow the terminal is."""
-    console.print(f"[red]leyline-lab:[/] {escape(' '.join(str(error).split()))}", highlight=False, soft_wrap=True)
+    complain(console, "leyline-lab", " ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -6,21 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
-from pydantic_settings import (
-    SettingsError as SourceError,
-)
+from pydantic_settings import CliSettingsSource, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-from leyline_server.config import SettingsError, told
+from leyline_server.config import Settings, reading
 from leyline_server.lab.scenes import KINDS
 
 Measure = Literal["fidelity", "told-apart", "drift", "invariance"]
@@ -37,30 +27,10 @@ def _known(kind: str) -> str:
     return kind
 
 
-class LabConfig(BaseSettings):
+class LabConfig(Settings):
     __doc__ = _HELP
 
-    model_config = SettingsConfigDict(
-        env_prefix="LEYLINE_LAB_",
-        cli_prog_name="leyline-lab",
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-        extra="forbid",
-        protected_namespaces=(),
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """As the server's: `load_config` alone reads the environment."""
-        return (init_settings,)
+    model_config = SettingsConfigDict(env_prefix="LEYLINE_LAB_", cli_prog_name="leyline-lab")
 
     model: str = Field(default="tiny", description="a checkpoint directory, a hub id, or 'tiny'")
     device: str = Field(default="auto", description="cpu, cuda, ..; auto takes a GPU where there is one")
@@ -80,11 +50,7 @@ class LabConfig(BaseSettings):
 
 def load_config(args: Sequence[str]) -> LabConfig:
     """Reads flags and environment. `--help` prints and exits. Raises SettingsError."""
-    try:
+    with reading():
         flags: CliSettingsSource[LabConfig] = CliSettingsSource(LabConfig, cli_parse_args=list(args))
         values = EnvSettingsSource(LabConfig)() | flags()
         return LabConfig.model_validate(InitSettingsSource(LabConfig, values)())
-    except ValidationError as error:
-        raise SettingsError(told(error)) from error
-    except SourceError as error:
-        raise SettingsError(str(error)) from error

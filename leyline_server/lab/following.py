@@ -59,14 +59,15 @@ def choose_stem(lab: Lab) -> str:
     """The way to begin an answer with which the model answers unedited scenes best. Raises LabError when it answers
     fewer than half of them: then there is nothing to be said of edits."""
     right = dict.fromkeys(STEMS, 0)
-    for seed in range(TRIED):
-        scene = make_scene("removed", 10_000 + seed)
-        for stem in STEMS:
-            opening, told = opening_ids(lab, scene, stem)
-            (one,) = play(lab, scene, (F,))
-            one.ask(opening)
-            right[stem] += lab.ask([Question(one.sequence)])[0].tokens[0] == told[0]
-            lab.clear()
+    with lab.bench():
+        for seed in range(TRIED):
+            scene = make_scene("removed", 10_000 + seed)
+            for stem in STEMS:
+                opening, told = opening_ids(lab, scene, stem)
+                (one,) = play(lab, scene, (F,))
+                one.ask(opening)
+                right[stem] += lab.ask([Question(one.sequence)])[0].tokens[0] == told[0]
+                lab.clear()
     stem = max(STEMS, key=lambda one: right[one])
     if right[stem] < LEAST_RIGHT * TRIED:
         raise LabError(
@@ -105,11 +106,12 @@ def answers(lab: Lab, scene: Scene, stem: str, arms: Sequence[Arm] = ARMS) -> Sc
     return SceneResult(scene, found[F.name].tells, found)
 
 
-def measure(lab: Lab, kinds: Sequence[str], num_scenes: int, seed: int, progress: Progress) -> list[SceneResult]:
+def measure(
+    lab: Lab, stem: str, kinds: Sequence[str], num_scenes: int, seed: int, progress: Progress
+) -> list[SceneResult]:
     """Raises LabError."""
     results = []
     with lab.bench():
-        stem = choose_stem(lab)
         for kind in kinds:
             for number in progress(range(num_scenes), kind, num_scenes):
                 results.append(answers(lab, make_scene(kind, seed + number), stem))
@@ -117,13 +119,14 @@ def measure(lab: Lab, kinds: Sequence[str], num_scenes: int, seed: int, progress
     return results
 
 
-def told_apart(lab: Lab, kinds: Sequence[str], num_scenes: int, seed: int, progress: Progress) -> list[Figure]:
+def told_apart(
+    lab: Lab, stem: str, kinds: Sequence[str], num_scenes: int, seed: int, progress: Progress
+) -> list[Figure]:
     """Same tokens, other cache: two sessions were told different values, which then were removed, so that their tokens
     are equal. How often do the logits show which was told? 0.5 is a coin. Raises LabError."""
     arms = (R, L, *REPAIRS)
     figures = []
     with lab.bench():
-        stem = choose_stem(lab)
         for kind in kinds:
             wins: dict[str, list[float]] = {arm.name: [] for arm in arms}
             for number in progress(range(num_scenes), f"{kind}, told apart", num_scenes):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 
 import torch
@@ -44,11 +44,13 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
     kinds = list(dict.fromkeys(config.kinds))
     count = f"{config.scenes} scene{'s' * (config.scenes > 1)}"
 
+    stem = cache(partial(following.choose_stem, lab))  # asked for by each part, and tried once
+
     def of_kind(kind: str) -> list[Figure]:
-        return following.figures(following.measure(lab, [kind], config.scenes, config.seed, progress))
+        return following.figures(following.measure(lab, stem(), [kind], config.scenes, config.seed, progress))
 
     def apart(kind: str) -> list[Figure]:
-        return following.told_apart(lab, [kind], config.scenes, config.seed, progress)
+        return following.told_apart(lab, stem(), [kind], config.scenes, config.seed, progress)
 
     def ids(seed: int, num_tokens: int) -> list[int]:
         return lab.format.encode(text(seed, num_tokens))[:num_tokens]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,11 +11,8 @@ from benchmarks.registry import SHAPES, Bed
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _threads(one_thread: None) -> None:
+    """All tests here run on one."""
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # rows this small are slower on several
-    yield
-    torch.set_num_threads(before)
+def _threads(one_thread: None) -> None:
+    """All tests here run on one."""
 
 
 @pytest.fixture(scope="session")

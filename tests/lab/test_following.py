@@ -31,7 +31,7 @@ def quietly(items: Iterable[int], what: str, count: int) -> Iterable[int]:
 
 @pytest.fixture(scope="module")
 def results(lab: Lab) -> list[following.SceneResult]:
-    return following.measure(lab, KINDS, 3, 0, quietly)
+    return following.measure(lab, following.choose_stem(lab), KINDS, 3, 0, quietly)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +147,7 @@ def test_figures_have_their_intervals_and_counts(results: list[following.SceneRe
 
 
 def test_told_apart_is_a_coin_for_R_and_certain_for_a_list_that_still_says_it(lab: Lab) -> None:
-    figures = {f.arm: f for f in following.told_apart(lab, ["removed"], 4, 0, quietly)}
+    figures = {f.arm: f for f in following.told_apart(lab, STEMS[0], ["removed"], 4, 0, quietly)}
     assert figures["R"].value == 0.5
     assert figures["L"].n == 4
     scenes = [make_scene("removed", 1, variant) for variant in (0, 1)]

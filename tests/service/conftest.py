@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from leyline_sdk import Leyline
 from tests.service.running import RunningServer, small_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _threads(one_thread: None) -> None:
+    """All tests here run on one."""
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from leyline_server.server import TINY
 from tests.engine import models
 from training import make
 from training.batches import Batches
@@ -21,20 +21,7 @@ from training.tasks import ALL_KINDS, KINDS, SessionMaker, make_session
 from training.train import Recipe, train
 from training.transcripts import transcript
 
-TOKENIZER = Path(__file__).parents[2] / "leyline_server/assets/tiny/tokenizer.json"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(TOKENIZER))
+TOKENIZER = TINY / "tokenizer.json"
 
 
 @pytest.fixture

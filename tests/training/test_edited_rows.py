@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,7 +23,6 @@ from training.model import use_training_kernels
 from training.render import CONTEXT, IGNORED, TRAINED
 from training.rows import Shape
 
-TOKENIZER = Path(__file__).parents[2] / "leyline_server/assets/tiny/tokenizer.json"
 SHAPE = Shape(1, 448)
 
 
@@ -60,19 +57,6 @@ class Recorded(EditedRow):
 
     def final(self) -> list[int]:
         return [self.ids[entry] for entry in self.entries]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(TOKENIZER))
 
 
 @pytest.fixture(scope="module")
