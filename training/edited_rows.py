@@ -25,6 +25,9 @@ WAITS = (1, 2, 3, 4, 5, 6, 7)
 WAIT_SHARES = (0.5, 0.25, 0.05, 0.05, 0.05, 0.05, 0.05)
 """How many messages behind an output are computed before it is cut. Of two results of one message the first has the
 second as its next, so a wait of two is the usual one there: both go once the assistant has spoken."""
+RESTING = ("two_files", "two_hops")
+"""Kinds whose answer rests on an output that has messages behind it. Without edits they are drawn as often as others;
+rows with edits are of them by half and more, for only there does the model learn to note what will be cut."""
 NEVER = 2**15 - 1
 
 
@@ -108,12 +111,17 @@ def num_extras(shape: Shape) -> int:
     return shape.length // 16 * 8
 
 
+def weighted(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that rest on what may be cut three times, the others once."""
+    return kinds + 2 * tuple(kind for kind in kinds if kind in RESTING)
+
+
 def make_edited_row(rng: Random, tokenizer: Tokenizer, shape: Shape, kinds: tuple[str, ...] = KINDS) -> EditedRow:
     """One session of at least `shape.length` computed tokens, with at most `num_extras(shape)` extra keys.
 
     Whoever cuts the row to its length drops extras that are first seen beyond: no key looks ahead.
     """
-    maker = SessionMaker(rng, heldout=False, kinds=kinds)
+    maker = SessionMaker(rng, heldout=False, kinds=weighted(kinds))
     disk: dict[str, str] = {}
     prompt, tools = random_prompt(rng)
     cutter = Cutter(rng, tokenizer, num_extras(shape))
