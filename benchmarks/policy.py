@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,9 +37,9 @@ def sessions(bed: Bed) -> int:
     return bed.size(200, 4)
 
 
-def lengths(bed: Bed) -> Sequence[int]:
-    """Tasks of a session, one case each."""
-    return (20,) if bed.shape.full else (3,)
+def num_tasks(bed: Bed) -> int:
+    """Of a session."""
+    return 20 if bed.shape.full else 3
 
 
 def at_once(bed: Bed) -> int:
@@ -52,9 +52,10 @@ def num_clients(bed: Bed) -> int:
     return min(8, (os.cpu_count() or 1) // 2) if bed.device.type == "cuda" else 1
 
 
-def cases(bed: Bed) -> dict[str, int]:
-    """By name, with its tasks a session."""
-    return {f"{sessions(bed)} sessions of {length} tasks": length for length in lengths(bed)}
+def cases(bed: Bed) -> dict[str, tuple[Arm, ...]]:
+    """By name, with its arms, of which the first edits nothing. Two of them, so that each can be run by itself."""
+    name = f"{sessions(bed)} sessions of {num_tasks(bed)} tasks"
+    return {name: ARMS[:4], f"{name}, stale tools": (ARMS[0], *ARMS[4:])}
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def served(bed: Bed) -> Iterator[str]:
         yield server.address
 
 
-def play_arm(bed: Bed, address: str, arm: Arm, num_tasks: int) -> list[Played]:
+def play_arm(bed: Bed, address: str, arm: Arm) -> list[Played]:
     """All sessions of an arm, in the order of their numbers. The server has computed what they all begin with, else it
     would hang on who comes first how many of them compute it."""
     with Leyline(target=address, api_key=arm.key) as client:
@@ -80,7 +81,7 @@ def play_arm(bed: Bed, address: str, arm: Arm, num_tasks: int) -> list[Played]:
     many = max(1, num_clients(bed))
     shares = [range(start, sessions(bed), many) for start in range(min(many, sessions(bed)))]
     limit = str(max(1, at_once(bed) // many))
-    jobs = [[address, arm.name, str(num_tasks), limit, *map(str, numbers)] for numbers in shares]
+    jobs = [[address, arm.name, str(num_tasks(bed)), limit, *map(str, numbers)] for numbers in shares]
     console = Console(stderr=True)
     lines = track(
         clients.lines("policy_client", jobs),
@@ -130,11 +131,12 @@ def check(bed: Bed) -> None:
 def rows(bed: Bed, case: str) -> Iterable[Measured]:
     """Arm by arm, and as many as there is time for."""
     rivals: dict[str, list[Played]] = {}
+    arms = cases(bed)[case]
     with served(bed) as address:
-        for index, arm in enumerate(ARMS):
+        for index, arm in enumerate(arms):
             if time.monotonic() > bed.until:
-                raise OutOfTime([left.name for left in ARMS[index:]])
-            played = play_arm(bed, address, arm, cases(bed)[case])
+                raise OutOfTime([left.name for left in arms[index:]])
+            played = play_arm(bed, address, arm)
             yield from policy_figures.figures(case, arm.name, played, rivals)
             if arm.name in policy_figures.RIVALS:
                 rivals[arm.name] = played

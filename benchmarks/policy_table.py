@@ -51,7 +51,7 @@ def called(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> Group:
-    """Two tables for each length of sessions: gains, costs."""
+    """Two tables for each case: gains, costs."""
     told = dict.fromkeys(_told(row) for row in rows)
     of = [[row for row in rows if _told(row) == one] for one in told]
     return Group(*(part(some) for some in of for part in (gains, costs)))

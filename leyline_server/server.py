@@ -44,7 +44,9 @@ from leyline_server.sizing import (
 )
 from leyline_server.worker import EngineThread
 
-TINY = Path(__file__).parent / "assets" / "tiny"
+EMBEDDED = {path.name: path for path in sorted((Path(__file__).parent / "assets").iterdir())}
+"""The models in the package, by the name that `--model` gives them."""
+TINY = EMBEDDED["tiny"]
 SINK_TOKENS = 4
 MAX_MESSAGE_BYTES = 64 << 20
 _DRAIN_POLL_S = 0.02
@@ -74,8 +76,8 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
         torch.set_num_threads(config.threads)
     if model is None:
         device = choose_device(config.device)
-        path = str(TINY) if config.model == "tiny" else config.model
-        model = load(path, choose_dtype(config.dtype, device), device)
+        path = EMBEDDED.get(config.model, config.model)
+        model = load(str(path), choose_dtype(config.dtype, device), device)
     tokenizer = TextTokenizer.from_dir(model.path)
     format = select_format(
         tokenizer,

@@ -32,7 +32,7 @@ class LabConfig(Settings):
 
     model_config = SettingsConfigDict(env_prefix="LEYLINE_LAB_", cli_prog_name="leyline-lab")
 
-    model: str = Field(default="tiny", description="a checkpoint directory, a hub id, or 'tiny'")
+    model: str = Field(default="tiny", description="a checkpoint directory, a hub id, 'tiny' or 'notes'")
     device: str = Field(default="auto", description="cpu, cuda, ..; auto takes a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="of weights and cache")
     measures: list[Measure] = Field(

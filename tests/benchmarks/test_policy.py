@@ -54,12 +54,14 @@ def played(number: int, right: list[bool], **more) -> Played:
 def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     policy.check(small)
     recorder = Recorder("policy", tmp_path / "policy.jsonl", small.device, small.dtype, policy.BENCH.about, "run")
-    (case,) = policy.BENCH.cases(small)
-    for figure in policy.rows(small, case):
-        recorder.add(figure)
+    truncation, stale = policy.BENCH.cases(small)
+    for case in (truncation, stale):
+        for figure in policy.rows(small, case):
+            recorder.add(figure)
     rows = read(tmp_path / "policy.jsonl")
-    assert list(dict.fromkeys(row.arm for row in rows)) == [arm.name for arm in ARMS]
-    assert all(row.case.endswith("; 2 sessions of 3 tasks") for row in rows)
+    names = [arm.name for arm in ARMS]
+    for case, arms in ((truncation, names[:4]), (stale, [KEEP_ALL, *names[4:]])):
+        assert list(dict.fromkeys(row.arm for row in rows if row.case.endswith(f"; {case}"))) == arms
     whole = {(row.arm, row.metric): row for row in rows if row.case.startswith(WHOLE)}
     for arm in ARMS:
         assert whole[arm.name, SOLVED].n == 6
@@ -68,9 +70,11 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
         if "truncate" in arm.name or not arm.policies:
             assert bool(whole[arm.name, policy_figures.EDITS].value) == bool(arm.policies)
         for part in THIRDS:
-            assert sum(row.arm == arm.name and row.case.startswith(part) for row in rows) == 1
+            assert sum(row.arm == arm.name and row.case.startswith(part) for row in rows) == 1 + (arm is ARMS[0])
         rivals = [row.metric for row in rows if row.arm == arm.name and "less" in row.metric]
-        before = {KEEP_ALL: [], REPREFILL: [KEEP_ALL]}.get(arm.name, [KEEP_ALL, REPREFILL])
+        before = {KEEP_ALL: [], AMORTIZE: [KEEP_ALL, REPREFILL], FORGET: [KEEP_ALL, REPREFILL]}.get(
+            arm.name, [KEEP_ALL]
+        )
         assert rivals == [against(rival, metric) for rival in before for metric in (SOLVED, THROUGHOUT, *COSTS)]
     computed = {arm.name: whole[arm.name, policy_figures.COMPUTED].value for arm in ARMS}
     assert computed[AMORTIZE] < computed[REPREFILL] <= computed[FORGET]
@@ -83,7 +87,7 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
     assert all(arm.name in text for arm in ARMS)
     assert NO_DIFFERENCE in text
     for title in ("what each policy gains", "what each policy costs"):
-        assert text.count(title) == 2, "one of each a length"
+        assert text.count(title) == 4, "one of each a case"
     assert max(map(len, text.splitlines())) <= 160
     assert "…" not in text
     (tmp_path / "policy.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in other))
@@ -91,13 +95,13 @@ def test_every_arm_is_checked_and_has_its_rows(small, tmp_path):
 
 
 def test_over_the_budget_no_arm_is_begun(small, monkeypatch):
-    monkeypatch.setattr(policy, "play_arm", lambda bed, address, arm, num_tasks: [played(0, [True]), played(1, [True])])
+    monkeypatch.setattr(policy, "play_arm", lambda bed, address, arm: [played(0, [True]), played(1, [True])])
     monkeypatch.setattr(small, "until", time.monotonic() - 1)
     seen = []
     with pytest.raises(OutOfTime) as error:
-        seen.extend(policy.rows(small, "case"))
+        seen.extend(policy.rows(small, next(iter(policy.cases(small)))))
     assert {figure.arm for figure in seen} == set()
-    assert error.value.left == [arm.name for arm in ARMS]
+    assert error.value.left == [arm.name for arm in ARMS[:4]]
 
 
 def test_a_client_that_fails_or_says_nothing_is_told(small, monkeypatch):
@@ -216,5 +220,6 @@ def test_a_line_holds_a_session():
 
 def test_the_full_size(bed):
     full = Bed(SHAPES["lite"], bed.device, bed.dtype)
-    assert policy.cases(full) == {"200 sessions of 20 tasks": 20}
-    assert policy.cases(bed) == {"4 sessions of 3 tasks": 3}
+    assert list(policy.cases(full)) == ["200 sessions of 20 tasks", "200 sessions of 20 tasks, stale tools"]
+    assert list(policy.cases(bed)) == ["4 sessions of 3 tasks", "4 sessions of 3 tasks, stale tools"]
+    assert {arm for arms in policy.cases(bed).values() for arm in arms} == set(ARMS)
