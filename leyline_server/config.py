@@ -94,6 +94,9 @@ class ServerConfig(Settings):
         description="pending tokens computed in one step, all sessions together; unset: 512 on a CPU, 2048 on a GPU, "
         "and 8192 there while one request has it to itself",
     )
+    content_share: float = Field(
+        default=0.5, ge=0, le=1, description="the share of the pool that may be kept for content reuse"
+    )
     max_sessions: int = Field(default=1024, ge=1, description="sessions held at once")
     max_running: int = Field(default=64, ge=1, description="requests computed at once; others wait")
     max_queue: int = Field(

@@ -100,6 +100,7 @@ def build(config: ServerConfig, model: LoadedModel | None = None) -> Parts:
         max_context,
         config.max_running,
         alone_chunk=chunks[1],
+        chunk_budget=int(config.content_share * num_slots),
     )
     limits = pb.Limits(
         max_context=max_context,
@@ -262,6 +263,7 @@ def _supports(format: ServedFormat, engine: LocalEngine) -> list[pb.Support]:
         "APPEND": "",
         "FORGET": "",
         "AMORTIZE": engine.amortize_refused,
+        "CONTENT_REUSE": engine.amortize_refused,
         "REPAIR_SHARE": engine.amortize_refused or engine.repair_share_refused,
         "MESSAGES": lacking.get("MESSAGES", ""),
         "TOOLS": lacking.get("TOOLS", ""),

@@ -17,6 +17,7 @@ from leyline_proto.changes import AppliedCut
 from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules, resolve
 from leyline_proto.repair import NO_REPAIR
+from leyline_proto.reuse import PREFIX, Reuse
 from leyline_sdk.testing import rows as kv
 from leyline_sdk.testing.byte_format import ByteFormat
 from leyline_sdk.testing.generating import Generating
@@ -60,6 +61,7 @@ class State:
 class FakeSession:
     state: State
     idle_since: float = 0.0
+    reuse: Reuse = PREFIX  # as asked for: there are no caches here, and nothing is hit
     running: Generating | None = None
 
     @property
@@ -177,7 +179,7 @@ def described(
     out = state.conversation.state()
     out.num_pending = kv.num_pending(state.rows)
     out.exact_upto = kv.exact_upto(state.rows)
-    out.busy = session.busy
+    out.busy, out.reuse = session.busy, session.reuse.mode
     if token_ids:
         out.token_ids.extend(kv.tokens(state.rows))
     for span in out.messages if content else ():

@@ -17,6 +17,7 @@ from leyline_proto.changes import AppliedCut
 from leyline_proto.conversation import Conversation
 from leyline_proto.directives import check_vocabulary
 from leyline_proto.refusal import Refusal, check_current, check_length
+from leyline_proto.reuse import reuse_of
 from leyline_sdk.testing import fake_session as fs
 from leyline_sdk.testing import rows as kv
 from leyline_sdk.testing.fake_session import FakeSession, State
@@ -30,6 +31,7 @@ _PAGE: Final = 50
 _FEATURES: Final = {
     "AMORTIZE": "",
     "FORGET": "",
+    "CONTENT_REUSE": "",
     "REPAIR_SHARE": "",
     "TOOLS": "",
     "REASONING": "",
@@ -40,7 +42,7 @@ _FEATURES: Final = {
 def get_server_info(server: FakeServer, tenant: str, request: pb.GetServerInfoRequest) -> pb.GetServerInfoResponse:
     in_use = len(set[int]().union(*(kv.slots(session.state.rows) for session in server.sessions.values())))
     total = server.limits.num_slots
-    reasons = {**_FEATURES, "AMORTIZE": server.amortize_refused}
+    reasons = {**_FEATURES, "AMORTIZE": server.amortize_refused, "CONTENT_REUSE": server.amortize_refused}
     return pb.GetServerInfoResponse(
         model=pb.ModelInfo(
             name="fake", architecture="fake", vocab_size=server.format.vocab_size, chat_format="bytes", device="none"
@@ -54,13 +56,14 @@ def get_server_info(server: FakeServer, tenant: str, request: pb.GetServerInfoRe
 
 def create_session(server: FakeServer, tenant: str, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
     validate.check_create(request, server.limits, server.format)
+    reuse = reuse_of(request, server.amortize_refused, "")
     session_id = server.new_id(tenant, request.session_id)
     conversation, rows = Conversation(session_id, tuple(request.tools)), kv.Rows()
     if request.messages:
         conversation, change = conversation.append(request.messages, server.format)
         validate.check_appended(len(change.ids), server.limits)
         rows = kv.pending(change.ids)
-    session = FakeSession(State(conversation, rows), time.monotonic())
+    session = FakeSession(State(conversation, rows), time.monotonic(), reuse)
     server.sessions[tenant, session_id] = session
     return pb.CreateSessionResponse(session=fs.described(session, server.format))
 
@@ -110,7 +113,7 @@ def fork_session(server: FakeServer, tenant: str, request: pb.ForkSessionRequest
     _check_current(request, session)
     session_id = server.new_id(tenant, request.new_session_id)
     conversation = replace(session.state.conversation, session_id=session_id)
-    child = FakeSession(replace(session.state, conversation=conversation), time.monotonic())
+    child = FakeSession(replace(session.state, conversation=conversation), time.monotonic(), session.reuse)
     server.sessions[tenant, session_id] = child
     return pb.ForkSessionResponse(session=fs.described(child, server.format))
 

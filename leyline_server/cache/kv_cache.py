@@ -1,4 +1,4 @@
-"""The KV cache: slot table, pool, prefix tree and kept rows as one thing that can be asked for slots.
+"""The KV cache: slot table, pool, prefix tree, chunk registry and kept rows as one thing that can be asked for slots.
 
 Owns the clock and the order of eviction: the least recently used of what caches alone hold goes first, whichever
 cache holds it. It does not know sessions; the engine gives up idle ones when this is not enough. Called by the
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from leyline_server.cache.chunks import ChunkRegistry
 from leyline_server.cache.kept import KeptRows
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.prefix_tree import PrefixTree
@@ -21,10 +22,13 @@ _AT_ONCE: Final = 256  # a full pool gives up at least one slot in so many at on
 
 
 class KVCache:
-    def __init__(self, pool: Pool) -> None:
+    """chunk_budget: rows that the chunk registry may hold."""
+
+    def __init__(self, pool: Pool, chunk_budget: int) -> None:
         self.pool = pool
         self.table = SlotTable(pool.num_slots)
         self.tree = PrefixTree(self.table)
+        self.chunks = ChunkRegistry(self.table, chunk_budget)
         self.kept = KeptRows(self.table)
         self._now = 0
 
@@ -55,15 +59,17 @@ class KVCache:
         self._released(slots, Holder.CACHE)
 
     def clear_caches(self) -> None:
-        """Drops the prefix tree and all rows kept for undo."""
+        """Drops the prefix tree, the chunk registry and all rows kept for undo."""
         self.release_cached(self.tree.clear())
+        self.release_cached(self.chunks.clear())
         for slots in self.kept.clear():
             self.release_cached(slots)
 
     def check_integrity(self, sessions: list[Slots]) -> None:
         """Asserts invariants 1 and 2 of the design, given every session's list of slots."""
-        self.table.check_integrity(sessions, [*self.tree.slots(), *self.kept.slots()])
+        self.table.check_integrity(sessions, [*self.tree.slots(), *self.chunks.slots(), *self.kept.slots()])
         self.tree.check_integrity()
+        self.chunks.check_integrity()
         self.kept.check_integrity()
 
     def _evict(self, wanted: int) -> None:
@@ -71,7 +77,9 @@ class KVCache:
         gives way, again for each victim."""
         enough = self.table.num_free + wanted
         while self.table.num_free < enough:
-            caches = [(used, cache) for cache in (self.tree, self.kept) if (used := cache.oldest()) is not None]
+            # Of equal age content gives way before a prefix: it is worth less.
+            every = (self.chunks, self.tree, self.kept)
+            caches = [(used, cache) for cache in every if (used := cache.oldest()) is not None]
             if not caches:
                 return
             _, cache = min(caches, key=lambda pair: pair[0])

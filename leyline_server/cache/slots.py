@@ -116,6 +116,15 @@ class SlotTable:
         """[n]: whether caches alone hold the slot. PENDING is not held."""
         return (slots >= 0) & (self._refs[Holder.SESSION][indices(slots)] == 0)
 
+    def held_by_session(self, slots: Slots) -> NDArray[np.bool_]:
+        """[n]: whether a session holds the slot."""
+        return self._refs[Holder.SESSION][indices(slots)] > 0
+
+    def held_by_one_cache(self, slots: Slots) -> NDArray[np.bool_]:
+        """[n]: whether one cache alone holds the slot, and nobody else: it is free once that one lets go."""
+        index = indices(slots)
+        return (self._refs[Holder.SESSION][index] == 0) & (self._refs[Holder.CACHE][index] == 1)
+
     def last_session(self, slots: Slots) -> int:
         """How many of the slots one session's `release` takes out of use. A list may hold a slot in two places."""
         held, counts = counted(slots)
@@ -169,6 +178,17 @@ def distinct(numbers: NDArray[np.integer[Any]]) -> set[int]:
     """The numbers, each once. Neighbours are mostly equal: a row of the same becomes one before a set is made."""
     firsts = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
     return set(firsts.tolist())
+
+
+def runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """[start, end) of each run of true, ascending."""
+    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
+    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def stretches(index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Ascending numbers, split where one is left out."""
+    return np.split(index, np.flatnonzero(np.diff(index) != 1) + 1) if len(index) else []
 
 
 def _held(slots: Slots) -> Slots:

@@ -145,6 +145,11 @@ class Rows:
         rows = replace(self, slots=new, known_exact=known)
         return rows if self.doubt is None else rows.settled(index)
 
+    def borrowed(self, index: NDArray[np.int64], slots: Slots) -> Rows:
+        """The entries at `index`, ascending, get slots of rows that were computed from another text."""
+        rows = self.filled(index, slots)
+        return replace(rows, own_text_upto=min(self.own_text_upto, int(index[0]))) if len(index) else rows
+
     # ------------------------------------------------------------ what is in doubt
 
     @property

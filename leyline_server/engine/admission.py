@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices
+from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices, stretches
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
 from leyline_server.engine.requests import LocalRequest
+from leyline_server.engine.reuse import take_content, take_prefix
 from leyline_server.engine.sequence import SequenceState
 from leyline_server.model.deviation import DeviationProbe
 
@@ -199,7 +200,8 @@ class Admission:
         state = request.sequence
         rows = state.rows
         nothing_to_do = rows.num_pending + rows.num_to_repair == 0
-        hits = self._take_prefix(state)
+        hits = take_prefix(self._cache, state)
+        content = take_content(self._cache, state)
         delta = state.rows.delta(self._cache.table)
         try:
             request.row = self._requests.take(state.rows.slots, delta)
@@ -219,6 +221,8 @@ class Admission:
             self._hold(request.old_last)
         pending = rows.pending
         turned = int(np.count_nonzero(delta[rows.slots >= 0]))
+        content = content[rows.slots[content] >= 0]  # a repair may have chosen some
+        content_spans = tuple((int(part[0]), int(part[-1]) + 1) for part in stretches(content))
         if nothing_to_do:
             reason = MissReason.APPEND
         elif state.evicted:
@@ -229,7 +233,8 @@ class Admission:
             reason = MissReason.EDIT if state.edited else MissReason.APPEND
         report = HitReport(
             prefix_hit=hits,
-            kept=len(rows) - len(pending) - hits,
+            content_spans=content_spans,
+            kept=len(rows) - len(pending) - hits - len(content),
             turned=turned,
             computed=len(pending),
             first_divergence=int(pending[0]) if len(pending) else None,
@@ -266,22 +271,6 @@ class Admission:
         again = rows.to_repair(deviation[stored >= 0])
         state.rows = rows.made_pending(again).settled()
         self._cache.release(rows.slots[again])
-
-    def _take_prefix(self, state: SequenceState) -> int:
-        """Pending entries at the front take slots of the prefix tree. Returns how many.
-
-        Stops at the first kept entry that is not exact: what follows it has to be computed over it, whatever another
-        session has published, so that an edit's result never depends on who was there before.
-        """
-        table, taken = self._cache.table, 0
-        found = self._cache.tree.match(state.namespace, state.rows.ids[:-1], self._cache.tick())
-        while (start := state.rows.exact_upto(table)) < len(found) and state.rows.slots[start] == PENDING:
-            kept = np.flatnonzero(state.rows.slots[start : len(found)] >= 0)
-            end = start + int(kept[0]) if len(kept) else len(found)
-            self._cache.retain(found[start:end])
-            state.rows = state.rows.filled(np.arange(start, end), found[start:end])
-            taken += end - start
-        return taken
 
     def _evict_idle(self) -> bool:
         """The least recently used sequence that does not run falls back to pending. False when there is none."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from leyline_proto.refusal import Refusal
 from leyline_proto.repair import NO_REPAIR, Repair
+from leyline_proto.reuse import PREFIX, Reuse
 from leyline_server.sampling import SamplingParams
 
 SequenceId = int
@@ -78,14 +79,26 @@ class MissReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HitReport:
-    """prefix_hit + kept + computed = entries of the list when the request was admitted."""
+    """prefix_hit + content_hit + kept + computed = entries of the list when the request was admitted.
+
+    content_spans: [start, end) of each stretch of the content hits.
+    """
 
     prefix_hit: int
+    content_spans: tuple[tuple[int, int], ...]
     kept: int
     turned: int
     computed: int
     first_divergence: int | None
     reason: MissReason
+
+    @property
+    def content_hit(self) -> int:
+        return sum(end - start for start, end in self.content_spans)
+
+    @property
+    def reused(self) -> int:
+        return self.prefix_hit + self.content_hit + self.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,7 @@ class Engine(Protocol):
         """Why it can't be measured which rows deviate; empty when it can."""
         ...
 
-    def open(self, namespace: Namespace) -> SequenceId: ...
+    def open(self, namespace: Namespace, reuse: Reuse = PREFIX) -> SequenceId: ...
 
     def fork(self, sequence: SequenceId) -> SequenceId: ...
 

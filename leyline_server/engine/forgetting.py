@@ -74,10 +74,11 @@ def held_elsewhere(
 
 
 def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, influence: Influence) -> None:
-    """Drops what was computed from the span from kept rows and tree. The sequence's own references are still the
-    caller's to release."""
+    """Drops what was computed from the span from kept rows, tree and chunk registry. The sequence's own references are
+    still the caller's to release."""
     gone = [cache.kept.drop((state.id, edit_id)) for edit_id in item.edit.forgotten]
     gone += [cache.kept.drop_slots((state.id, edit_id)) for edit_id in item.edit.stale]
     gone.append(cache.tree.cut(state.namespace, influence))
+    gone.append(cache.chunks.cut(state.namespace, influence))
     for slots in gone:
         cache.release_cached(slots)

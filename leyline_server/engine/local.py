@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from leyline_proto.reuse import PREFIX, Reuse
+from leyline_server.cache.chunks import SINK
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.pool import Pool
 from leyline_server.cache.request_table import RequestTable
@@ -45,7 +47,8 @@ class LocalEngine:
     prefill_chunk: pending entries computed in one step; alone_chunk: while one request has the device to itself, by
     default the same. max_queue: requests that may wait. sampled_vocab: ids below it are sampled. max_context: entries
     of one sequence that can be computed. max_running: requests at once. ahead: steps are launched before the ones in
-    front of them are read; the default is what the device gains from.
+    front of them are read; the default is what the device gains from. chunk_budget: rows that the chunk
+    registry may hold; the default is half of all.
     """
 
     def __init__(
@@ -59,12 +62,13 @@ class LocalEngine:
         max_running: int = 64,
         ahead: bool | None = None,
         alone_chunk: int | None = None,
+        chunk_budget: int | None = None,
     ) -> None:
         config, device = model.config, model.device
         pool = Pool(
             config.num_hidden_layers, num_slots, config.kv_lora_rank, config.qk_rope_head_dim, model.dtype, device
         )
-        self.cache = KVCache(pool)
+        self.cache = KVCache(pool, num_slots // 2 if chunk_budget is None else chunk_budget)
         self.sequences: dict[SequenceId, SequenceState] = {}
         self._doubts: dict[SequenceId, tuple[Doubt | None, tuple[float, ...]]] = {}  # of checkpoints
         self._next_id = 1
@@ -81,13 +85,14 @@ class LocalEngine:
 
     # ------------------------------------------------------------ sequences
 
-    def open(self, namespace: Namespace) -> SequenceId:
-        return self._add(namespace, Rows.empty()).id
+    def open(self, namespace: Namespace, reuse: Reuse = PREFIX) -> SequenceId:
+        return self._add(namespace, reuse, Rows.empty()).id
 
     def fork(self, sequence: SequenceId) -> SequenceId:
         origin = self.sequences[sequence]
         self.cache.retain(origin.rows.slots)
-        copy = self._add(origin.namespace, origin.rows)
+        copy = self._add(origin.namespace, origin.reuse, origin.rows)
+        copy.takes_content_from = origin.takes_content_from
         copy.cold, copy.edited, copy.evicted = origin.cold, origin.edited, origin.evicted
         copy.lost = origin.lost
         self.cache.kept.copy(origin.id, copy.id)
@@ -137,6 +142,7 @@ class LocalEngine:
         for item in planned.edits:
             if item.edit.forget:
                 forget(self.cache, state, item, influences.pop(0))
+                state.takes_content_from = max(SINK, len(state.rows))
             self.cache.release(item.slots)
             self.cache.release(item.repaired)
         self.cache.release(planned.tail_slots)
@@ -227,8 +233,8 @@ class LocalEngine:
             assert np.array_equal(written, np.arange(upto)), "an exact row stands elsewhere than it was written"
             assert np.array_equal(Rows.empty().appended(rows.ids).contexts, rows.contexts), "contexts are stale"
 
-    def _add(self, namespace: Namespace, rows: Rows) -> SequenceState:
-        state = SequenceState(self._next_id, namespace, rows, self.cache.tick(), self.cache.table)
+    def _add(self, namespace: Namespace, reuse: Reuse, rows: Rows) -> SequenceState:
+        state = SequenceState(self._next_id, namespace, reuse, rows, self.cache.tick(), self.cache.table)
         self._next_id += 1
         self.sequences[state.id] = state
         return state

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leyline_proto.reuse import Reuse
+from leyline_server.cache.chunks import SINK
 from leyline_server.cache.slots import PENDING, SlotTable
 from leyline_server.edit.rows import Contexts, Rows
 from leyline_server.engine.engine import Namespace, SequenceId
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
 class SequenceState:
     """`rows` is replaced, never modified. `used` is the cache's clock."""
 
-    def __init__(self, id: SequenceId, namespace: Namespace, rows: Rows, used: int, table: SlotTable) -> None:
-        self.id, self.namespace, self.used = id, namespace, used
+    def __init__(
+        self, id: SequenceId, namespace: Namespace, reuse: Reuse, rows: Rows, used: int, table: SlotTable
+    ) -> None:
+        self.id, self.namespace, self.reuse, self.used = id, namespace, reuse, used
         self.request: LocalRequest | None = None
         self.evicted = False  # idle rows were given up since the last computation
         self.edited = False  # edited since the last computation
         self.cold = True  # nothing was ever computed
+        # Below it no content is reused: a FORGET promises that what stood there is computed again.
+        self.takes_content_from = SINK
         # Contexts of the rows that were evicted: a FORGET still finds their text in the prefix tree.
         self.lost: Contexts = np.zeros(0, np.uint64)
         self._rows, self._table = rows, table

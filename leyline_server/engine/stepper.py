@@ -196,9 +196,12 @@ class Stepper:
         self._admission.finish(request, reason, None)
 
     def _publish(self, request: LocalRequest) -> None:
-        """Puts the exact front of the list into the prefix tree: nothing behind an edit answers another session."""
+        """Puts the exact front of the list into the prefix tree, and into the chunk registry where the sequence is
+        open to that: nothing behind an edit answers another session."""
         state = request.sequence
         upto = state.rows.exact_upto(self._cache.table)
         if upto:
-            now = self._cache.tick()
-            self._cache.tree.insert(state.namespace, state.rows.ids[:upto], state.rows.slots[:upto], now)
+            ids, slots, now = state.rows.ids[:upto], state.rows.slots[:upto], self._cache.tick()
+            self._cache.tree.insert(state.namespace, ids, slots, now)
+            if state.reuse.registers:
+                self._cache.release_cached(self._cache.chunks.register(state.namespace, ids, slots, now))

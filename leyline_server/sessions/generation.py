@@ -175,8 +175,8 @@ class GenerateRun:
         report, now = self._report, time.monotonic()
         usage = pb.Usage(generated=len(self._generated), total_ms=(now - self._born) * 1e3)
         if report is not None:
-            usage.context = report.prefix_hit + report.kept + report.computed
-            usage.computed, usage.reused = report.computed, report.prefix_hit + report.kept
+            usage.context = report.reused + report.computed
+            usage.computed, usage.reused = report.computed, report.reused
             usage.queued_ms = (self._admitted - self._born) * 1e3
         if self._first:
             usage.ttft_ms = (self._first - self._born) * 1e3

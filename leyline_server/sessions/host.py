@@ -43,11 +43,12 @@ class Host:
 
         def start(future: Future[pb.CreateSessionResponse]) -> None:
             validate.check_create(request, serving.limits, serving.format)
+            reuse = serving.reuse(request)
             conversation, change = Conversation("", tuple(request.tools)), TailChange(())
             if request.messages:
                 conversation, change = conversation.append(request.messages, serving.format)
                 validate.check_appended(len(change.ids), serving.limits)
-            session = self._store.add(tenant, request.session_id, _given(request, "ttl_s"))
+            session = self._store.add(tenant, request.session_id, _given(request, "ttl_s"), reuse)
             session.conversation = replace(conversation, session_id=session.id)
             serving.engine.append(session.sequence, change.ids)
             future.set_result(pb.CreateSessionResponse(session=editing.state(serving, session)))

@@ -16,6 +16,8 @@ from leyline_server.sessions.session import Serving, Session
 def cache_report(report: HitReport) -> pb.CacheReport:
     out = pb.CacheReport(
         prefix_hit=report.prefix_hit,
+        content_hit=report.content_hit,
+        content_spans=[pb.Span(start=start, end=end) for start, end in report.content_spans],
         kept=report.kept,
         turned=report.turned,
         computed=report.computed,

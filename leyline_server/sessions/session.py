@@ -16,6 +16,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto.chat_format import ChatFormat
 from leyline_proto.conversation import Conversation
 from leyline_proto.directives import Rules
+from leyline_proto.reuse import Reuse, reuse_of
 from leyline_server.engine.engine import Engine, SequenceId
 from leyline_server.model.chat import StreamDelta
 from leyline_server.sessions.stream import EventStream
@@ -61,6 +62,7 @@ class Session:
     tenant: str
     conversation: Conversation
     sequence: SequenceId
+    reuse: Reuse
     used: float  # time.monotonic of the last call
     ttl_s: float
     run: Run | None = None
@@ -94,6 +96,10 @@ class Serving:
     default_max_tokens: int
     default_ttl_s: float
     raw_stream: Callable[[], BodyReader]  # reads what has no roles
+
+    def reuse(self, request: pb.CreateSessionRequest) -> Reuse:
+        """What a new session reuses. Raises INVALID_ARGUMENT, NOT_SUPPORTED."""
+        return reuse_of(request, self.engine.amortize_refused, self.engine.repair_share_refused)
 
     def rules(self, session: Session) -> Rules:
         return Rules(

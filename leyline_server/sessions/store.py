@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from leyline_proto.conversation import Conversation
 from leyline_proto.once import Once, check_id
 from leyline_proto.refusal import Refusal
+from leyline_proto.reuse import Reuse
 from leyline_server.engine.engine import SequenceId
 from leyline_server.sessions.session import Serving, Session
 
@@ -41,7 +42,7 @@ class SessionStore:
 
     # ------------------------------------------------------------ registry
 
-    def add(self, tenant: str, session_id: str, ttl_s: float | None) -> Session:
+    def add(self, tenant: str, session_id: str, ttl_s: float | None, reuse: Reuse) -> Session:
         """A new, empty session. Raises SESSION_EXISTS, TOO_MANY_SESSIONS."""
         limit = self._serving.limits.max_sessions
         if len(self._sessions) >= limit:
@@ -51,16 +52,16 @@ class SessionStore:
         session_id = session_id or f"s-{uuid.uuid4().hex[:12]}"
         if (tenant, session_id) in self._sessions:
             raise Refusal("SESSION_EXISTS", f"session {session_id!r} exists already", session_id=session_id)
-        sequence = self._serving.engine.open((tenant, self._serving.model_digest))
+        sequence = self._serving.engine.open((tenant, self._serving.model_digest), reuse)
         bound = self._serving.default_ttl_s
         ttl = bound if ttl_s is None else min(ttl_s, bound)
-        session = Session(tenant, Conversation(session_id), sequence, time.monotonic(), ttl)
+        session = Session(tenant, Conversation(session_id), sequence, reuse, time.monotonic(), ttl)
         self._sessions[tenant, session_id] = session
         return session
 
     def fork(self, origin: Session, session_id: str) -> Session:
         """A new session over the origin's rows. Raises SESSION_EXISTS, TOO_MANY_SESSIONS."""
-        copy = self.add(origin.tenant, session_id, origin.ttl_s)
+        copy = self.add(origin.tenant, session_id, origin.ttl_s, origin.reuse)
         self._serving.engine.close(copy.sequence)
         copy.sequence = self._serving.engine.fork(origin.sequence)
         copy.conversation = replace(origin.conversation, session_id=copy.id)

@@ -30,6 +30,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Reuse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReuseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reuse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REUSE_UNSPECIFIED: _Reuse.ValueType  # 0
+    """PREFIX"""
+    REUSE_PREFIX: _Reuse.ValueType  # 1
+    """rows of the same text from its beginning on: exact"""
+    REUSE_REGISTER: _Reuse.ValueType  # 2
+    """as PREFIX; its own exact rows can be found by their content"""
+    REUSE_CONTENT: _Reuse.ValueType  # 3
+    """as REGISTER; it takes rows of the same content that stood elsewhere: approximate"""
+
+class Reuse(_Reuse, metaclass=_ReuseEnumTypeWrapper):
+    """What a session takes from the server's caches, beside its own rows, and leaves there."""
+
+REUSE_UNSPECIFIED: Reuse.ValueType  # 0
+"""PREFIX"""
+REUSE_PREFIX: Reuse.ValueType  # 1
+"""rows of the same text from its beginning on: exact"""
+REUSE_REGISTER: Reuse.ValueType  # 2
+"""as PREFIX; its own exact rows can be found by their content"""
+REUSE_CONTENT: Reuse.ValueType  # 3
+"""as REGISTER; it takes rows of the same content that stood elsewhere: approximate"""
+Global___Reuse: _TypeAlias = Reuse  # noqa: Y015
+
 class _PartKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -561,16 +589,23 @@ class CreateSessionRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    REUSE_FIELD_NUMBER: _builtins.int
+    REUSE_REPAIR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     session_id: _builtins.str
     """Chosen by the caller, or made by the server when empty."""
     ttl_s: _builtins.float
     """Seconds without a call after which the server may close the session; the server's own bound applies."""
+    reuse: Global___Reuse.ValueType
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """The first messages, as in Append."""
+
+    @_builtins.property
+    def reuse_repair(self) -> Global___Repair:
+        """CONTENT only: what of each stretch of a content hit is computed all the same"""
 
     def __init__(
         self,
@@ -580,10 +615,12 @@ class CreateSessionRequest(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         messages: _abc.Iterable[Global___Message] | None = ...,
         ttl_s: _builtins.float | None = ...,
+        reuse: Global___Reuse.ValueType = ...,
+        reuse_repair: Global___Repair | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "reuse_repair", b"reuse_repair", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "messages", b"messages", "request_id", b"request_id", "session_id", b"session_id", "tools", b"tools", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "messages", b"messages", "request_id", b"request_id", "reuse", b"reuse", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "tools", b"tools", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ttl_s: _TypeAlias = _typing.Literal["ttl_s"]  # noqa: Y015
     _WhichOneofArgType__ttl_s: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s"]  # noqa: Y015
@@ -657,6 +694,7 @@ class SessionState(_message.Message):
     UNANSWERED_CALL_IDS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    REUSE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     version: _builtins.int
     num_tokens: _builtins.int
@@ -667,6 +705,7 @@ class SessionState(_message.Message):
     turn: _builtins.int
     """Generates finished"""
     busy: _builtins.bool
+    reuse: Global___Reuse.ValueType
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageSpan]: ...
     @_builtins.property
@@ -694,10 +733,11 @@ class SessionState(_message.Message):
         unanswered_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         busy: _builtins.bool = ...,
+        reuse: Global___Reuse.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "reuse", b"reuse", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2104,9 +2144,11 @@ class CacheReport(_message.Message):
     COMPUTED_FIELD_NUMBER: _builtins.int
     FIRST_DIVERGENCE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CONTENT_SPANS_FIELD_NUMBER: _builtins.int
     prefix_hit: _builtins.int
     """entries that took slots of the prefix tree in this call"""
     content_hit: _builtins.int
+    """entries that took rows of the same content, computed behind other text: approximate"""
     kept: _builtins.int
     """entries that had KV already"""
     turned: _builtins.int
@@ -2116,6 +2158,10 @@ class CacheReport(_message.Message):
     first_divergence: _builtins.int
     """first index that had to be computed"""
     reason: Global___CacheReport.Reason.ValueType
+    @_builtins.property
+    def content_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """which those of content_hit are"""
+
     def __init__(
         self,
         *,
@@ -2126,10 +2172,11 @@ class CacheReport(_message.Message):
         computed: _builtins.int = ...,
         first_divergence: _builtins.int | None = ...,
         reason: Global___CacheReport.Reason.ValueType = ...,
+        content_spans: _abc.Iterable[Global___Span] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_divergence", b"_first_divergence", "first_divergence", b"first_divergence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_divergence", b"_first_divergence", "computed", b"computed", "content_hit", b"content_hit", "first_divergence", b"first_divergence", "kept", b"kept", "prefix_hit", b"prefix_hit", "reason", b"reason", "turned", b"turned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_divergence", b"_first_divergence", "computed", b"computed", "content_hit", b"content_hit", "content_spans", b"content_spans", "first_divergence", b"first_divergence", "kept", b"kept", "prefix_hit", b"prefix_hit", "reason", b"reason", "turned", b"turned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_divergence: _TypeAlias = _typing.Literal["first_divergence"]  # noqa: Y015
     _WhichOneofArgType__first_divergence: _TypeAlias = _typing.Literal["_first_divergence", b"_first_divergence"]  # noqa: Y015

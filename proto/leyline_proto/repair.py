@@ -38,23 +38,28 @@ def repair_of(directive: pb.Directive, mode: pb.Mode.ValueType, share_refused: s
         raise Refusal(
             "INVALID_ARGUMENT", "FORGET computes all behind its span again; repair is AMORTIZE's", field="repair"
         )
-    asked, amount = directive.repair, directive.repair.WhichOneof("amount")
+    return amount_of(directive.repair, "repair", share_refused)
+
+
+def amount_of(asked: pb.Repair, field: str, share_refused: str) -> Repair:
+    """What the repair in this field asks for. Raises INVALID_ARGUMENT, NOT_SUPPORTED."""
+    amount = asked.WhichOneof("amount")
     if amount is None:
-        raise Refusal("INVALID_ARGUMENT", "the repair says neither first nor share", field="repair")
+        raise Refusal("INVALID_ARGUMENT", f"the {field} says neither first nor share", field=field)
     value = asked.first if amount == "first" else asked.share
     if not (value >= 0 if amount == "first" else 0 < value <= 1):
         bound = "at least 0" if amount == "first" else "in (0, 1]"
         raise Refusal(
             "INVALID_ARGUMENT",
-            f"repair.{amount} is {value}; it must be {bound}",
-            field=f"repair.{amount}",
+            f"{field}.{amount} is {value}; it must be {bound}",
+            field=f"{field}.{amount}",
             value=value,
             bound=bound,
         )
     if 0 < asked.share < 1 and share_refused:
         raise Refusal(
             "NOT_SUPPORTED",
-            f"this model does not support repair.share: {share_refused}; use repair.first",
+            f"this model does not support {field}.share: {share_refused}; use {field}.first",
             feature="REPAIR_SHARE",
             why=share_refused,
         )

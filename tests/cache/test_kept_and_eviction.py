@@ -18,7 +18,7 @@ NAMESPACE = ("a", "m")
 
 @pytest.fixture
 def cache():
-    return KVCache(Pool(2, 12, 4, 2, torch.float32, torch.device("cpu")))
+    return KVCache(Pool(2, 12, 4, 2, torch.float32, torch.device("cpu")), chunk_budget=0)
 
 
 def _computed(cache, ids):
@@ -181,7 +181,7 @@ def test_both_caches_are_told_when_the_last_session_lets_go(cache):
 @pytest.mark.parametrize("held_by", ["tree", "kept"])
 def test_a_large_full_pool_gives_up_several_slots_at_once(held_by):
     """One in 256, or as many as are wanted: else every step of a full pool would evict."""
-    cache = KVCache(Pool(2, 1024, 4, 2, torch.float32, torch.device("cpu")))
+    cache = KVCache(Pool(2, 1024, 4, 2, torch.float32, torch.device("cpu")), chunk_budget=0)
     rows = _computed(cache, range(1024))
     if held_by == "tree":
         cache.tree.insert(NAMESPACE, rows.ids, rows.slots, cache.tick())

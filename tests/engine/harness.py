@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leyline_proto.refusal import Refusal
+from leyline_proto.reuse import PREFIX, Reuse
 from leyline_server.engine.engine import EndReason, GenerateParams, HitReport, RowEdit
 from leyline_server.engine.local import LocalEngine
 from leyline_server.engine.requests import LocalRequest
@@ -74,8 +75,8 @@ class Rig:
         self.check = check
         self.next_edit = 0
 
-    def open(self, ids: Sequence[int] = (), namespace: tuple[str, ...] = NAMESPACE) -> int:
-        sequence = self.engine.open(namespace)
+    def open(self, ids: Sequence[int] = (), namespace: tuple[str, ...] = NAMESPACE, reuse: Reuse = PREFIX) -> int:
+        sequence = self.engine.open(namespace, reuse)
         self.engine.append(sequence, ids)
         return sequence
 

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leyline_proto.reuse import PREFIX, Reuse
 from leyline_server.lab.oracle import Cut, Oracle, turn
 from tests.engine.harness import Rig
 
 
 class Pair:
-    def __init__(self, rig: Rig, reference: Any, ids: Sequence[int]) -> None:
+    def __init__(self, rig: Rig, reference: Any, ids: Sequence[int], reuse: Reuse = PREFIX) -> None:
         self.rig, self.oracle = rig, Oracle(reference)
-        self.sequence = rig.open(ids)
+        self.sequence = rig.open(ids, reuse=reuse)
         self.oracle.append(ids)
 
     def append(self, ids: Sequence[int]) -> None:

@@ -1,0 +1,258 @@
+"""The chunk registry: exact rows of texts, found again by content at any position.
+
+Owns one reference (kind CACHE) on each slot it names. A chunk is a stretch of a text's rows, some 128 to 255 of them;
+what it is found by are the anchors of its text, and a hit is what agrees with it id by id, to the left and to the right
+of an anchor and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing. Namespaces
+never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
+
+The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used chunks go,
+those that no session holds first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyline_server.cache.anchors import GRAM, SHORTEST, anchors
+from leyline_server.cache.influence import Influence
+from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices, runs
+
+Ids = NDArray[np.int32]
+Namespace = tuple[str, ...]
+_NONE: Final = np.zeros(0, np.int32)
+_CHUNK: Final = 128
+SINK: Final = 32
+"""Rows of the first positions are like no others, whatever stands there (Xiao et al., arXiv 2309.17453): they are
+neither registered nor replaced by a hit."""
+
+
+class Hit(NamedTuple):
+    """Entries [start, start + len(slots)) of a list are those whose rows are in `slots`."""
+
+    start: int
+    slots: Slots
+
+
+class _Chunk:
+    """`anchors`: the hashes that lead here. `before`, `after`: the chunks that stand beside it in its own text."""
+
+    __slots__ = ("after", "anchors", "before", "ids", "namespace", "number", "slots", "used")
+
+    def __init__(self, number: int, namespace: Namespace, ids: Ids, slots: Slots, used: int) -> None:
+        self.number, self.namespace, self.ids, self.slots, self.used = number, namespace, ids, slots, used
+        self.anchors: list[int] = []
+        self.before: _Chunk | None = None
+        self.after: _Chunk | None = None
+
+
+class ChunkRegistry:
+    """All namespaces' chunks, of `budget` rows together. `now` is the clock of the cache: a larger value is later."""
+
+    def __init__(self, table: SlotTable, budget: int) -> None:
+        self.budget = budget
+        self.num_rows = 0
+        self._table = table
+        self._chunks: dict[int, _Chunk] = {}
+        self._next_number = 0
+        self._anchors: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
+        self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
+        self._place = np.zeros(table.num_slots, np.int32)  # and where in it
+
+    # ------------------------------------------------------------ finding
+
+    def match(self, namespace: Namespace, ids: Ids, now: int) -> list[Hit]:
+        """Disjoint stretches of `ids` that are here, ascending, each of SHORTEST entries or more. The caller retains
+        what it takes, and looks only where a hit may stand."""
+        known = self._anchors.get(namespace)
+        if not known:
+            return []
+        hits: list[Hit] = []
+        upto = 0
+        starts, hashes = anchors(ids)
+        for at, anchor in zip(starts.tolist(), hashes.tolist(), strict=True):
+            slot = known.get(anchor)
+            if slot is None or at + GRAM <= upto:
+                continue
+            start, found = self._agreeing(ids, at, slot, upto)
+            length = sum(len(slots) for _, slots in found)
+            if length >= SHORTEST:
+                for chunk, _ in found:
+                    chunk.used = now
+                hits.append(Hit(start, np.concatenate([slots for _, slots in found])))
+                upto = start + length
+        return hits
+
+    def _agreeing(self, ids: Ids, at: int, slot: int, least: int) -> tuple[int, list[tuple[_Chunk, Slots]]]:
+        """The stretch around ids[at] that is equal to the one around the row in `slot`, from `least` on."""
+        chunk, place = self._chunks[self._chunk_of[slot]], int(self._place[slot])
+        end, right = at, list[tuple[_Chunk, Slots]]()
+        here, offset = chunk, place
+        while True:
+            same = _common(here.ids[offset:], ids[end:])
+            right.append((here, here.slots[offset : offset + same]))
+            end += same
+            if offset + same < len(here.ids) or here.after is None or end == len(ids):
+                break
+            here, offset = here.after, 0
+        start, left = at, list[tuple[_Chunk, Slots]]()
+        here, offset = chunk, place
+        while True:
+            same = _common(here.ids[:offset][::-1], ids[least:start][::-1])
+            left.append((here, here.slots[offset - same : offset]))
+            start -= same
+            if same < offset or here.before is None or start == least:
+                break
+            here = here.before
+            offset = len(here.ids)
+        return start, left[::-1] + right
+
+    # ------------------------------------------------------------ registering
+
+    def register(self, namespace: Namespace, ids: Ids, slots: Slots, now: int) -> Slots:
+        """Registers what is not here yet of a text from its beginning on, all of it exact. ids, slots [n]: all have
+        KV. Returns the slots of chunks that gave way, whose references the caller now holds and must release."""
+        fresh = self._chunk_of[indices(slots)] < 0
+        fresh[:SINK] = False
+        if not fresh.any():
+            return _NONE
+        # What is known by content from elsewhere is not held twice. Anchors may begin in front of what is new.
+        first = max(0, int(fresh.argmax()) - SHORTEST)
+        for hit in self.match(namespace, ids[first:], now):
+            fresh[first + hit.start : first + hit.start + len(hit.slots)] = False
+        added = 0
+        for start, end in runs(fresh):
+            if end - start >= SHORTEST and end - start <= self.budget:
+                self._add(namespace, ids, slots, start, end, now)
+                added += end - start
+        if not added:
+            return _NONE
+        known = self._anchors.setdefault(namespace, {})
+        starts, hashes = anchors(ids[first:])
+        for slot, anchor in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
+            number = int(self._chunk_of[slot])
+            if number >= 0 and anchor not in known:
+                known[anchor] = slot
+                self._chunks[number].anchors.append(anchor)
+        return self._shrunk()
+
+    def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
+        count = max(1, (end - start) // _CHUNK)
+        bounds = np.linspace(start, end, count + 1).astype(int)
+        before = self._beside(slots[start - 1 : start], end=True)
+        for low, high in pairwise(bounds):
+            chunk = _Chunk(self._next_number, namespace, ids[low:high].copy(), slots[low:high].copy(), now)
+            self._next_number += 1
+            self._chunks[chunk.number] = chunk
+            self._chunk_of[chunk.slots] = chunk.number
+            self._place[chunk.slots] = np.arange(len(chunk.slots))
+            if before is not None:
+                before.after, chunk.before = chunk, before
+            before = chunk
+        after = self._beside(slots[end : end + 1], end=False)
+        if before is not None and after is not None:
+            before.after, after.before = after, before
+        self._table.retain(slots[start:end], Holder.CACHE)
+        self.num_rows += end - start
+
+    def _beside(self, slot: Slots, end: bool) -> _Chunk | None:
+        """The chunk that ends, or begins, with this slot, if nothing is beside it yet."""
+        chunk = self._chunks.get(int(self._chunk_of[slot[0]])) if len(slot) else None
+        if chunk is None or int(self._place[slot[0]]) != (len(chunk.ids) - 1 if end else 0):
+            return None
+        return chunk if (chunk.after if end else chunk.before) is None else None
+
+    # ------------------------------------------------------------ letting go
+
+    def cut(self, namespace: Namespace, influence: Influence) -> Slots:
+        """Drops every chunk that has a row of this influence. Returns the slots to release."""
+        if not self._chunks:
+            return _NONE
+        found = self._of(lambda slots: influence.among(self._table.context[indices(slots)]))
+        return self._drop([self._chunks[number] for number in found if self._chunks[number].namespace == namespace])
+
+    def oldest(self) -> int | None:
+        """When the chunk that `evict` would take first was last used; None when no eviction frees a slot."""
+        return min((chunk.used for chunk in self._freeable()), default=None)
+
+    def evict(self, wanted: int) -> Slots:
+        """Takes chunks that were used last together, longest ago, until `wanted` slots would be free or they are gone.
+        Returns the slots to release."""
+        freeable, gone, free = self._freeable(), list[_Chunk](), 0
+        oldest = min(chunk.used for chunk in freeable)
+        for chunk in sorted((one for one in freeable if one.used == oldest), key=lambda one: -one.number):
+            if free >= wanted:
+                break
+            gone.append(chunk)
+            free += int(np.count_nonzero(self._table.held_by_one_cache(chunk.slots)))
+        return self._drop(gone)
+
+    def clear(self) -> Slots:
+        """Drops everything. Returns the slots to release."""
+        return self._drop(list(self._chunks.values()))
+
+    def slots(self) -> list[Slots]:
+        return [chunk.slots for chunk in self._chunks.values()]
+
+    def check_integrity(self) -> None:
+        """Asserts that what finds a chunk by slot and by anchor names those that are here, and no other."""
+        assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values()) <= self.budget
+        for chunk in self._chunks.values():
+            assert (self._chunk_of[chunk.slots] == chunk.number).all()
+            assert (self._place[chunk.slots] == np.arange(len(chunk.ids))).all()
+            assert chunk.before is None or chunk.before.after is chunk
+            assert chunk.after is None or chunk.after.before is chunk
+        assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
+        led = {(chunk.namespace, anchor) for chunk in self._chunks.values() for anchor in chunk.anchors}
+        assert led == {(namespace, anchor) for namespace, known in self._anchors.items() for anchor in known}
+        assert all(self._chunk_of[slot] >= 0 for known in self._anchors.values() for slot in known.values())
+
+    def _shrunk(self) -> Slots:
+        """Drops least recently used chunks until the rest keeps to the budget, those that no session holds first."""
+        if self.num_rows <= self.budget:
+            return _NONE
+        held = self._of(self._table.held_by_session)
+        gone, rows = list[_Chunk](), self.num_rows
+        for chunk in sorted(self._chunks.values(), key=lambda chunk: (chunk.number in held, chunk.used, -chunk.number)):
+            if rows <= self.budget:
+                break
+            gone.append(chunk)
+            rows -= len(chunk.ids)
+        return self._drop(gone)
+
+    def _freeable(self) -> list[_Chunk]:
+        """Chunks that have a row which nobody else holds."""
+        return [self._chunks[number] for number in self._of(self._table.held_by_one_cache)]
+
+    def _of(self, chosen: Callable[[Slots], NDArray[np.bool_]]) -> set[int]:
+        """The numbers of the chunks that have a slot which is chosen."""
+        slots = np.flatnonzero(self._chunk_of >= 0).astype(np.int32)
+        return distinct(self._chunk_of[slots[chosen(slots)]])
+
+    def _drop(self, chunks: Sequence[_Chunk]) -> Slots:
+        for chunk in chunks:
+            del self._chunks[chunk.number]
+            self._chunk_of[chunk.slots] = -1
+            self.num_rows -= len(chunk.ids)
+            known = self._anchors[chunk.namespace]
+            for anchor in chunk.anchors:
+                del known[anchor]
+            if not known:
+                del self._anchors[chunk.namespace]
+            if chunk.before is not None:
+                chunk.before.after = None
+            if chunk.after is not None:
+                chunk.after.before = None
+        return np.concatenate([_NONE, *(chunk.slots for chunk in chunks)])
+
+
+def _common(here: Ids, there: Ids) -> int:
+    """How many ids they have in common from the first on."""
+    length = min(len(here), len(there))
+    differs = here[:length] != there[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

@@ -1,0 +1,57 @@
+"""What a list takes from the caches before anything of it is computed: an exact prefix first, then equal content.
+
+Owns nothing; acts on the KV cache and one sequence, between admission and its first step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.slots import PENDING, runs, stretches
+from leyline_server.engine.sequence import SequenceState
+
+
+def take_prefix(cache: KVCache, state: SequenceState) -> int:
+    """Pending entries at the front take slots of the prefix tree. Returns how many.
+
+    Stops at the first kept entry that is not exact: what follows it has to be computed over it, whatever another
+    session has published, so that an edit's result never depends on who was there before.
+    """
+    taken = 0
+    found = cache.tree.match(state.namespace, state.rows.ids[:-1], cache.tick())
+    while (start := state.rows.exact_upto(cache.table)) < len(found) and state.rows.slots[start] == PENDING:
+        kept = np.flatnonzero(state.rows.slots[start : len(found)] >= 0)
+        end = start + int(kept[0]) if len(kept) else len(found)
+        cache.retain(found[start:end])
+        state.rows = state.rows.filled(np.arange(start, end), found[start:end])
+        taken += end - start
+    return taken
+
+
+def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
+    """Pending entries, but the last, take rows of the same content from the chunk registry. Returns their indices [n],
+    ascending.
+
+    What the sequence's repair names of each hit stays pending, or is in doubt.
+    """
+    rows, reuse = state.rows, state.reuse
+    index, slots = [np.zeros(0, np.int64)], [rows.slots[:0]]
+    if reuse.takes and reuse.repair.share < 1:
+        waits = rows.slots[:-1] == PENDING
+        waits[: state.takes_content_from] = False
+        now = cache.tick()
+        for start, end in runs(waits):
+            for hit in cache.chunks.match(state.namespace, rows.ids[start:end], now):
+                first = start + hit.start
+                index.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
+                slots.append(hit.slots[reuse.repair.first :])
+    taken, found = np.concatenate(index), np.concatenate(slots)
+    if len(taken):
+        cache.retain(found)
+        rows = rows.borrowed(taken, found)
+        for stretch in stretches(taken) if reuse.repair.share else ():
+            rows = rows.doubted(int(stretch[0]), int(stretch[-1]) + 1, reuse.repair.share)
+        state.rows = rows
+    return taken

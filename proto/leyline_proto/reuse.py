@@ -1,0 +1,55 @@
+"""What a session reuses of others: the same text from its beginning on, or the same content wherever it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto.refusal import Refusal
+from leyline_proto.repair import NO_REPAIR, Repair, amount_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """repair: what of each content hit is computed all the same."""
+
+    mode: pb.Reuse.ValueType = pb.REUSE_PREFIX
+    repair: Repair = NO_REPAIR
+
+    @property
+    def registers(self) -> bool:
+        """Whether exact rows of its text can be found by their content."""
+        return self.mode in (pb.REUSE_REGISTER, pb.REUSE_CONTENT)
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes rows of the same content that stood elsewhere."""
+        return self.mode == pb.REUSE_CONTENT
+
+
+PREFIX: Final = Reuse()
+
+
+def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str) -> Reuse:
+    """What a new session asks for. `refused`: why rows can't be read at another position; `share_refused`: why
+    deviations can't be measured; empty where they can.
+
+    Raises INVALID_ARGUMENT, NOT_SUPPORTED.
+    """
+    mode = request.reuse or pb.REUSE_PREFIX
+    if mode not in pb.Reuse.values():
+        raise Refusal("INVALID_ARGUMENT", f"reuse is {mode}, which is no mode", field="reuse", value=mode)
+    takes = mode == pb.REUSE_CONTENT
+    if takes and refused:
+        raise Refusal(
+            "NOT_SUPPORTED",
+            f"this model does not support content reuse: {refused}",
+            feature="CONTENT_REUSE",
+            why=refused,
+        )
+    if not request.HasField("reuse_repair"):
+        return Reuse(mode)
+    if not takes:
+        raise Refusal("INVALID_ARGUMENT", "there is nothing to repair but content hits", field="reuse_repair")
+    return Reuse(mode, amount_of(request.reuse_repair, "reuse_repair", share_refused))
