@@ -66,8 +66,8 @@ class ChunkRegistry:
     # ------------------------------------------------------------ finding
 
     def match(self, namespace: Namespace, ids: Ids, now: int) -> list[Hit]:
-        """Disjoint stretches of `ids` that are here, ascending, each of SHORTEST entries or more. The caller retains
-        what it takes, and looks only where a hit may stand."""
+        """Disjoint stretches of `ids` that are here, ascending; each is SHORTEST entries or more, or the end of so many
+        that are here together. The caller retains what it takes, and looks only where a hit may stand."""
         known = self._anchors.get(namespace)
         if not known:
             return []
@@ -78,13 +78,16 @@ class ChunkRegistry:
             slot = known.get(anchor)
             if slot is None or at + GRAM <= upto:
                 continue
-            start, found = self._agreeing(ids, at, slot, upto)
-            length = sum(len(slots) for _, slots in found)
-            if length >= SHORTEST:
-                for chunk, _ in found:
-                    chunk.used = now
-                hits.append(Hit(start, np.concatenate([slots for _, slots in found])))
-                upto = start + length
+            # What ends the hit before this one may begin this one too: it counts towards its length.
+            start, found = self._agreeing(ids, at, slot, max(0, upto - SHORTEST))
+            slots = np.concatenate([slots for _, slots in found])
+            if len(slots) < SHORTEST or start + len(slots) <= upto:
+                continue
+            for chunk, _ in found:
+                chunk.used = now
+            begin = max(start, upto)
+            upto = start + len(slots)
+            hits.append(Hit(begin, slots[begin - start :]))
         return hits
 
     def _agreeing(self, ids: Ids, at: int, slot: int, least: int) -> tuple[int, list[tuple[_Chunk, Slots]]]:
@@ -238,10 +241,9 @@ class ChunkRegistry:
             del self._chunks[chunk.number]
             self._chunk_of[chunk.slots] = -1
             self.num_rows -= len(chunk.ids)
-            known = self._anchors[chunk.namespace]
             for anchor in chunk.anchors:
-                del known[anchor]
-            if not known:
+                del self._anchors[chunk.namespace][anchor]
+            if not self._anchors.get(chunk.namespace, True):
                 del self._anchors[chunk.namespace]
             if chunk.before is not None:
                 chunk.before.after = None

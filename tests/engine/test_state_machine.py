@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -15,8 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from leyline_proto import leyline_pb2 as pb
 from leyline_proto.refusal import Refusal
 from leyline_proto.repair import NO_REPAIR, Repair
+from leyline_proto.reuse import PREFIX, Reuse
+from leyline_server.cache import anchors, chunks
+from leyline_server.engine import local
+from leyline_server.engine import sequence as sequence_module
 from leyline_server.engine.engine import GenerateParams, RowEdit
 from leyline_server.lab.oracle import Oracle
 from tests.engine.harness import Rig
@@ -29,20 +36,38 @@ SOME_IDS = st.lists(ID, min_size=1, max_size=8)
 R_IDS = st.lists(ID, max_size=5)
 WHICH = st.integers(0, 11)  # an index, modulo what there is
 REPAIR = st.sampled_from([NO_REPAIR, Repair(first=2), Repair(share=0.3), Repair(share=0.6), Repair(share=1.0)])
+REUSE = st.sampled_from(
+    [
+        PREFIX,
+        Reuse(pb.REUSE_REGISTER),
+        Reuse(pb.REUSE_CONTENT),
+        Reuse(pb.REUSE_CONTENT, Repair(first=2)),
+        Reuse(pb.REUSE_CONTENT, Repair(share=0.5)),
+    ]
+)
 CUT = st.tuples(st.integers(0, 20), st.integers(0, 4), R_IDS)
 
 
 class EngineMachine(RuleBasedStateMachine):
     loaded: ClassVar[Any]
     reference: ClassVar[Any]
+    content: ClassVar[bool] = False
 
-    @initialize(texts=st.lists(st.lists(ID, min_size=8, max_size=14), min_size=3, max_size=3), ahead=st.booleans())
-    def start(self, texts, ahead) -> None:
-        self.rig = Rig(self.loaded, NUM_SLOTS, CHUNK, MAX_QUEUE, ahead=ahead, max_running=3)
+    @initialize(
+        texts=st.lists(st.lists(ID, min_size=8, max_size=14), min_size=3, max_size=3),
+        ahead=st.booleans(),
+        budget=st.sampled_from([9, NUM_SLOTS]),
+        reuse=REUSE,
+    )
+    def start(self, texts, ahead, budget, reuse) -> None:
+        self.rig = Rig(self.loaded, NUM_SLOTS, CHUNK, MAX_QUEUE, ahead=ahead, max_running=3, chunk_budget=budget)
         self.engine = self.rig.engine
         self.models: dict[int, Model] = {}
         for text, tenant in zip(texts, "aab", strict=True):
-            self.open(text, tenant)
+            self.open(text, tenant, Reuse(pb.REUSE_REGISTER))
+            self.rig.prefill(next(reversed(self.models)))
+        if self.content:
+            self.open([2, *texts[0]], "a", reuse)
             self.rig.prefill(next(reversed(self.models)))
 
     # ------------------------------------------------------------ choosing
@@ -61,10 +86,19 @@ class EngineMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ rules
 
     @precondition(lambda self: len(self.models) < 5)
-    @rule(ids=SOME_IDS, tenant=st.sampled_from("ab"))
-    def open(self, ids, tenant):
-        sequence = self.rig.open(ids, (tenant, "digest"))
-        self.models[sequence] = Model(list(ids))
+    @rule(ids=SOME_IDS, tenant=st.sampled_from("ab"), reuse=REUSE)
+    def open(self, ids, tenant, reuse):
+        reuse = reuse if self.content else PREFIX
+        sequence = self.rig.open(ids, (tenant, "digest"), reuse)
+        self.models[sequence] = Model(list(ids), honest=not reuse.takes)
+
+    @precondition(lambda self: self.content and len(self.models) < 5)
+    @rule(of=WHICH, front=st.lists(ID, max_size=3), reuse=REUSE, max_tokens=st.sampled_from([0, 3]))
+    def open_the_same_elsewhere(self, of, front, reuse, max_tokens):
+        """Most of what a session says, behind something else, and its request."""
+        if (sequence := self._pick(of)) is not None:
+            self.open([*front, *self.models[sequence].ids[1:]], "a", reuse)
+            self.request(sum(model.run is None for model in self.models.values()) - 1, max_tokens, [])
 
     @rule(session=WHICH, ids=SOME_IDS)
     def append(self, session, ids):
@@ -259,12 +293,28 @@ class EngineMachine(RuleBasedStateMachine):
             assert honest.row_error() < 1e-3
 
 
-def test_any_order_of_operations_and_failures(loaded, checkpoint):
+@pytest.fixture
+def short_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three equal ids are a hit, so that texts of some ten have many; the numbers are always the same."""
+    numbers = np.random.Philox(key=1).random_raw(1 << 10)
+    monkeypatch.setattr(anchors, "numbers", lambda count: numbers)
+    for module in (anchors, chunks):
+        monkeypatch.setattr(module, "GRAM", 2)
+        monkeypatch.setattr(module, "SHORTEST", 3)
+    monkeypatch.setattr(anchors, "WINDOW", 2)
+    monkeypatch.setattr(chunks, "_CHUNK", 4)
+    for module in (chunks, local, sequence_module):
+        monkeypatch.setattr(module, "SINK", 2)
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_any_order_of_operations_and_failures(loaded, checkpoint, content, short_anchors):
     from transformers import AutoModelForCausalLM
 
     class Machine(EngineMachine):
         pass
 
+    Machine.content = content
     Machine.loaded = loaded("v2-qlora-dense", layers=2)
     Machine.reference = AutoModelForCausalLM.from_pretrained(checkpoint("v2-qlora-dense", 2)).eval()
     run_state_machine_as_test(
