@@ -26,7 +26,10 @@ from benchmarks.bench import Bench, OutOfTime
 from benchmarks.record import Recorder, chosen
 from benchmarks.registry import SHAPES, Bed, Shape
 
-NAMES = ("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces", "policy")
+NAMES = (
+    *("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces", "policy"),
+    "content_hits",
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from leyline_proto import leyline_pb2 as pb
 from leyline_proto.repair import Repair
+from leyline_proto.reuse import Reuse
 from leyline_server.engine.engine import EndReason
 from leyline_server.lab.oracle import full_forward, second_latents
 from leyline_server.model.batch import Form
@@ -125,3 +127,20 @@ def test_repairs_choose_and_compute_what_the_oracle_does(both, form):
     deviation = (new - old).norm(dim=-1) / old.norm(dim=-1)
     pair.oracle.known[deviation.topk(42).indices + 48] = False
     assert pair.error(forced=random_ids(3, seed=4)) < 1e-3
+
+
+@pytest.mark.parametrize("chunk", [64, 400])
+def test_content_hits_are_read_where_they_stand(both, form, chunk):
+    """Two documents in the other order, holes between them computed in the same passes, then decoded over."""
+    path, reference = both
+    rig = Rig(load(path, torch.float32, torch.device("cuda")), num_slots=2048, prefill_chunk=chunk)
+    one, two, new = random_ids(150, seed=5), random_ids(90, seed=6), random_ids(80, seed=7)
+    source = Pair(rig, reference, [*new, *one, *new[:9], *two], Reuse(pb.REUSE_REGISTER))
+    source.prefill()
+    moved = Pair(rig, reference, [*new[::-1], *two, *new[:50], *one, *new[30:]], Reuse(pb.REUSE_CONTENT))
+    moved.oracle.restore(source.oracle.copy(239, 329), 80, 170)
+    moved.oracle.restore(source.oracle.copy(80, 230), 220, 370)
+    report = rig.prefill(moved.sequence)
+    moved.oracle.compute()
+    assert report.content_spans == ((80, 170), (220, 370))
+    assert moved.error(forced=random_ids(5, seed=8)) < 1e-3
