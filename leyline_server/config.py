@@ -70,8 +70,8 @@ class ServerConfig(Settings):
     config: Path | None = Field(default=None, description="a TOML file with settings")
     model: str = Field(
         default="tiny",
-        description="a checkpoint directory, a hub id, or a model in the package: 'tiny'; or 'notes', which was trained "
-        "with edits",
+        description="a checkpoint directory, a hub id, or a model in the package: 'tiny', or 'notes', which was "
+        "trained with edits",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")

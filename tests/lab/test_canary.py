@@ -72,3 +72,15 @@ def test_it_asks_the_modules_that_are_served_also_where_they_are_fused() -> None
     loaded = LoadedModel(model, TINY, "digest", rotary)
     parts = build(CONFIG, loaded)
     assert canary.run(Lab(parts.engine, parts.serving.format, loaded), 0.9, probes=2).passed
+
+
+@pytest.mark.parametrize(("kl", "passed"), [(0.39, True), (0.41, False)])
+def test_a_model_that_differs_from_itself_may_differ_four_times_that(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, kl: float, passed: bool
+) -> None:
+    monkeypatch.setattr(canary, "_oracle_noise", lambda lab, ids: 0.1)
+    monkeypatch.setattr(canary, "_oracle_kl", lambda lab, ids: kl)
+    report = canary.run(lab, 0.0, probes=1)
+    assert report.passed is passed
+    assert (report.oracle_kl, report.oracle_noise) == (kl, 0.1)
+    assert passed or "above 0.4" in report.failures[0]
