@@ -13,7 +13,7 @@ from pydantic_settings import CliSettingsSource, EnvSettingsSource, InitSettings
 from leyline_server.config import Settings, reading
 from leyline_server.lab.scenes import KINDS
 
-Measure = Literal["fidelity", "told-apart", "drift", "invariance"]
+Measure = Literal["fidelity", "told-apart", "content", "drift", "invariance"]
 
 _HELP = f"""What an edit does to a model: AMORTIZE, its repairs and FORGET beside the unedited context, in one run.
 
@@ -36,7 +36,9 @@ class LabConfig(Settings):
     device: str = Field(default="auto", description="cpu, cuda, ..; auto takes a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="of weights and cache")
     measures: list[Measure] = Field(
-        default=["fidelity", "told-apart", "drift", "invariance"], min_length=1, description="what is measured"
+        default=["fidelity", "told-apart", "content", "drift", "invariance"],
+        min_length=1,
+        description="what is measured",
     )
     scenes: int = Field(default=60, ge=1, description="scenes of each kind")
     kinds: list[Annotated[str, AfterValidator(_known)]] = Field(

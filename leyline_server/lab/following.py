@@ -97,8 +97,8 @@ def answers(lab: Lab, scene: Scene, stem: str, arms: Sequence[Arm] = ARMS) -> Sc
             kl_from_r=divergence(logits[R.name], row)[0],
             tokens=tuple(listener.tokens),
             text=text,
-            tells=_tells(scene.told, text),
-            tells_instead=bool(scene.instead) and _tells(scene.instead, text),
+            tells=tells(scene.told, text),
+            tells_instead=bool(scene.instead) and tells(scene.instead, text),
             computed=one.computed,
         )
     for one in played:
@@ -203,19 +203,19 @@ def _of_arm(case: str, arm: str, results: Sequence[SceneResult]) -> list[Figure]
     out.append(spread(BENCH, case, arm, "KL from F", [answer.kl_from_f for answer in own], "nats"))
     out.append(spread(BENCH, case, arm, "KL from R", [answer.kl_from_r for answer in own], "nats"))
     for other, answered in references.items():
-        same_tokens = [_common(one.tokens, two.tokens) for one, two in zip(own, answered, strict=True)]
+        same_tokens = [common_share(one.tokens, two.tokens) for one, two in zip(own, answered, strict=True)]
         out.append(spread(BENCH, case, arm, f"greedy prefix with {other}", same_tokens, "share of its tokens"))
     out.append(spread(BENCH, case, arm, "computed again", [float(answer.computed) for answer in own], "tokens"))
     return out
 
 
-def _common(tokens: Sequence[int], reference: Sequence[int]) -> float:
+def common_share(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """The share of the reference's tokens that stand in front of the first difference."""
     same = next((at for at, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
     return (min(len(tokens), len(reference)) if same is None else same) / max(1, len(reference))
 
 
-def _tells(value: str, text: str) -> bool:
+def tells(value: str, text: str) -> bool:
     """Whether an answer gives this value, whole and first of all."""
     said = text.strip()
     return said.startswith(value) and not said[len(value) :][:1].isalnum()

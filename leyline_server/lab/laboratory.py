@@ -17,8 +17,17 @@ from torch import Tensor
 from leyline_kernels import RotaryLayout
 from leyline_proto.chat_format import ChatFormat
 from leyline_proto.refusal import Refusal
+from leyline_proto.reuse import PREFIX, Reuse
 from leyline_server.cache.slots import Slots
-from leyline_server.engine.engine import EndReason, GenerateParams, MissReason, RowEdit, RowReceipt, SequenceId
+from leyline_server.engine.engine import (
+    EndReason,
+    GenerateParams,
+    MissReason,
+    Namespace,
+    RowEdit,
+    RowReceipt,
+    SequenceId,
+)
 from leyline_server.engine.local import LocalEngine
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.lab.recording import Asked, RecordingSampler, recording
@@ -80,10 +89,15 @@ class Lab:
         self._opened.clear()
         self.engine.cache.clear_caches()
 
-    def open(self, ids: Sequence[int] = ()) -> SequenceId:
-        """A sequence in a namespace of its own: it finds nobody's rows in the prefix tree but those of its forks."""
+    def namespace(self) -> Namespace:
+        """One in which nobody has computed anything."""
         self._names += 1
-        sequence = self.engine.open(("lab", str(self._names)))
+        return ("lab", str(self._names))
+
+    def open(self, ids: Sequence[int] = (), namespace: Namespace | None = None, reuse: Reuse = PREFIX) -> SequenceId:
+        """A sequence, in a namespace of its own unless one is given: there it finds nobody's rows but those of its
+        forks."""
+        sequence = self.engine.open(namespace or self.namespace(), reuse)
         self._opened.add(sequence)
         self.engine.append(sequence, ids)
         return sequence

@@ -13,7 +13,7 @@ from time import monotonic
 import torch
 
 from leyline_proto.refusal import Refusal
-from leyline_server.lab import following
+from leyline_server.lab import content, following
 from leyline_server.lab.config import LabConfig, Measure
 from leyline_server.lab.drift import drift
 from leyline_server.lab.figures import Figure
@@ -52,6 +52,9 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
     def apart(kind: str) -> list[Figure]:
         return following.told_apart(lab, stem(), [kind], config.scenes, config.seed, progress)
 
+    def moved(kind: str) -> list[Figure]:
+        return content.measure(lab, stem(), kind, config.scenes, config.seed, progress)
+
     def ids(seed: int, num_tokens: int) -> list[int]:
         return lab.format.encode(text(seed, num_tokens))[:num_tokens]
 
@@ -79,6 +82,8 @@ def parts(config: LabConfig, lab: Lab, max_context: int, progress: following.Pro
         out += [Part("told-apart", f"{kind}, {count}", partial(apart, kind)) for kind in hiding]
         if not hiding:
             out.append(Part("told-apart", "", hides_nothing))
+    if "content" in config.measures:
+        out += [Part("content", f"{kind}, {count}", partial(moved, kind)) for kind in content.KINDS]
     if "drift" in config.measures:
         out.append(Part("drift", "", partial(watched, "drift", drifting)))
     if "invariance" in config.measures:

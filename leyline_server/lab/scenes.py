@@ -96,14 +96,14 @@ def make_scene(kind: str, seed: int, variant: int = 0) -> Scene:
     """Scenes of one kind and seed differ between variants, 0 and 1, in `told` alone. Raises KeyError for an unknown
     kind."""
     name, _, edits = kind.removesuffix(")").partition(" (")
-    author = _Author(Random(f"{name}/{seed}"), variant)
+    author = Author(Random(f"{name}/{seed}"), variant)
     before = tuple(_answered(author, int(edits.split()[0]) - 1)) if edits else ()
     return _MAKERS[name](author, kind, before)
 
 
 def text(seed: int, num_tokens: int) -> str:
     """Made-up files, long enough for so many tokens of up to eight characters."""
-    author = _Author(Random(f"text/{seed}"), 0)
+    author = Author(Random(f"text/{seed}"), 0)
     files: list[str] = []
     while sum(map(len, files)) < 8 * num_tokens:
         files.append(author.file(author.word(), author.number())(author.number()))
@@ -116,7 +116,7 @@ def read_call(path: str, call_id: str = "") -> pb.ToolCall:
 
 
 @dataclass
-class _Author:
+class Author:
     """Draws words and files, and keeps count of messages."""
 
     rng: Random
@@ -150,9 +150,10 @@ class _Author:
         one, other, instead = (make(first) for first in self.rng.sample(firsts, 3))
         return (one, other)[self.variant], instead
 
-    def file(self, key: str, value: str) -> Callable[[str], str]:
-        """The file's text as a function of the key's value: everything else is the same in all variants."""
-        names = [self.word() for _ in range(self.rng.randint(2, 4))]
+    def file(self, key: str, value: str, others: tuple[int, int] = (2, 4)) -> Callable[[str], str]:
+        """The file's text as a function of the key's value: everything else is the same in all variants. `others`: how
+        many other lines there are, at least and at most."""
+        names = [self.word() for _ in range(self.rng.randint(*others))]
         lines = [f"{name} = {self.number()}" for name in names]
         at = self.rng.randint(0, len(lines))
         return lambda said: "\n".join([*lines[:at], f"{key} = {said}", *lines[at:]])
@@ -181,12 +182,12 @@ class _Author:
 Before = tuple[Step, ...]
 
 
-def _first(before: Before, author: _Author) -> list[pb.Message]:
+def _first(before: Before, author: Author) -> list[pb.Message]:
     """The system message, unless it stands already."""
     return [] if before else [pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM_PROMPT, message_id=author.id())]
 
 
-def _asks_one(key: str, path: str) -> str:
+def asks_one(key: str, path: str) -> str:
     return f"What is {key} in {path}?"
 
 
@@ -194,12 +195,12 @@ def _asks_two(key: str, path: str, key2: str, path2: str) -> str:
     return f"What is {key} in {path} and {key2} in {path2}?"
 
 
-def _answered(author: _Author, count: int) -> Iterator[Step]:
+def _answered(author: Author, count: int) -> Iterator[Step]:
     """So many questions with their answers; each result is cleared once its answer was computed."""
     for number in range(count):
         key, path, value = author.word(), author.path(), author.number()
         asks, result = author.reads((path, author.file(key, value)(value)))
-        messages = [author.user(_asks_one(key, path)), asks, result, author.says(value)]
+        messages = [author.user(asks_one(key, path)), asks, result, author.says(value)]
         yield Step((*(_first((), author) if not number else []), *messages), (_cleared(result, path),))
 
 
@@ -207,17 +208,17 @@ def _cleared(result: pb.Message, path: str) -> SceneEdit:
     return SceneEdit(result.message_id, path, CLEARED)
 
 
-def _untouched(author: _Author, kind: str, before: Before) -> Scene:
+def _untouched(author: Author, kind: str, before: Before) -> Scene:
     before = before or tuple(_answered(author, 1))
     key, path = author.word(), author.path()
     told, _ = author.answers(author.number, "123456789")
     asks, result = author.reads((path, author.file(key, told)(told)))
-    question = _asks_one(key, path)
+    question = asks_one(key, path)
     last = Step((author.user(question), asks, result))
     return Scene(kind, (*before, last), told, key, path, question, told, same_answer=True)
 
 
-def _removed(author: _Author, kind: str, before: Before) -> Scene:
+def _removed(author: Author, kind: str, before: Before) -> Scene:
     """Two files read by one message; the first result is edited once the second was computed."""
     key, key2, path, path2 = author.word(), author.word(), author.path(), author.path()
     told, instead = author.answers(author.number, "123456789")
@@ -230,7 +231,7 @@ def _removed(author: _Author, kind: str, before: Before) -> Scene:
     return Scene(kind, (*before, step), told, key, path, question, instead if replaced else "")
 
 
-def _removed_later(author: _Author, kind: str, before: Before) -> Scene:
+def _removed_later(author: Author, kind: str, before: Before) -> Scene:
     """One of two files points on, and the agent follows; the other one's result goes once it has."""
     key, key2, path, path2, other = author.word(), author.word(), author.path(), author.path(), author.path()
     told, _ = author.answers(author.number, "123456789")
@@ -244,13 +245,13 @@ def _removed_later(author: _Author, kind: str, before: Before) -> Scene:
     return Scene(kind, (*before, step), told, key2, path2, question, lead=f"{value}, ")
 
 
-def _outdated(author: _Author, kind: str, before: Before) -> Scene:
+def _outdated(author: Author, kind: str, before: Before) -> Scene:
     """The file was read before, with another value; it changed and was read again together with another one."""
     key, path = author.word(), author.path()
     told, old = author.answers(author.number, "123456789")
     content = author.file(key, old)
     asks, result = author.reads((path, content(old)))
-    earlier = Step((*_first(before, author), author.user(_asks_one(key, path)), asks, result, author.says(old)))
+    earlier = Step((*_first(before, author), author.user(asks_one(key, path)), asks, result, author.says(old)))
     key2, path2, value2 = author.word(), author.path(), author.number()
     again, first, second = author.reads((path, content(told)), (path2, author.file(key2, value2)(value2)))
     question = _asks_two(key, path, key2, path2)
@@ -258,7 +259,7 @@ def _outdated(author: _Author, kind: str, before: Before) -> Scene:
     return Scene(kind, (*before, earlier, step), told, key, path, question, old)
 
 
-def _pointer(author: _Author, kind: str, before: Before) -> Scene:
+def _pointer(author: Author, kind: str, before: Before) -> Scene:
     """The first file says where to look: the next thing to do is a call."""
     key, key2, path, path2 = author.word(), author.word(), author.path(), author.path()
     told, instead = author.answers(lambda first: f"{author.word(first)}.ini", "bdfghjklmnprstvz")
@@ -272,7 +273,7 @@ def _pointer(author: _Author, kind: str, before: Before) -> Scene:
     return Scene(kind, (*before, step), told, key, path, question, instead if replaced else "", calls=True)
 
 
-_MAKERS: Final[dict[str, Callable[[_Author, str, Before], Scene]]] = {
+_MAKERS: Final[dict[str, Callable[[Author, str, Before], Scene]]] = {
     "untouched": _untouched,
     "removed": _removed,
     "removed later": _removed_later,
