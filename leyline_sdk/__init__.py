@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leyline_sdk import edits, errors
     from leyline_sdk.aio import AsyncLeyline
-    from leyline_sdk.aio_session import AsyncSession, AsyncStream
+    from leyline_sdk.aio_session import AsyncSession
     from leyline_sdk.calls import Retry
     from leyline_sdk.client import Leyline
     from leyline_sdk.edits import (
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         ServerInfo,
         Usage,
     )
-    from leyline_sdk.session import Session, Stream
+    from leyline_sdk.session import Session
+    from leyline_sdk.stream import AsyncStream, Stream
     from leyline_sdk.transcript import Message, Transcript
     from leyline_sdk.types import (
         Appended,
@@ -67,8 +68,9 @@ if TYPE_CHECKING:
 _HOME = {
     "client": ("Leyline",),
     "aio": ("AsyncLeyline",),
-    "session": ("Session", "Stream"),
-    "aio_session": ("AsyncSession", "AsyncStream"),
+    "session": ("Session",),
+    "aio_session": ("AsyncSession",),
+    "stream": ("AsyncStream", "Stream"),
     "calls": ("Retry",),
     "edits": (
         "Edit",

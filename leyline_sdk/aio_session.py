@@ -1,11 +1,11 @@
-"""A session and a stream for asyncio: the twins of `session.Session` and `session.Stream`, word for word.
+"""A session for asyncio: the twin of `session.Session`, word for word.
 
 Owns the awaiting alone. Each method is documented at its twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -15,10 +15,9 @@ from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit
 from leyline_sdk.policy import Policy
 from leyline_sdk.runner import AsyncRunner
-from leyline_sdk.stream import StreamCore
+from leyline_sdk.stream import AsyncStream, StreamCore
 from leyline_sdk.transcript import Transcript
-from leyline_sdk.transport import AsyncResponseStream
-from leyline_sdk.types import Appended, Delta, EditResult, MessageLike, Reply, SessionInfo, ToolCall, UndoResult
+from leyline_sdk.types import Appended, EditResult, MessageLike, Reply, SessionInfo, ToolCall, UndoResult
 
 Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any])
 
@@ -206,63 +205,3 @@ class AsyncSession:
         if self._stream is not None:
             self._stream.cancel()
         return await self._runner.run(operations.close(self._core))
-
-
-class AsyncStream(AsyncIterator[Delta]):
-    """The twin of `Stream`. A task that is cancelled while it reads cancels the Generate."""
-
-    def __init__(self, core: StreamCore) -> None:
-        self._core = core
-        self._source: AsyncResponseStream | None = None
-
-    @classmethod
-    async def open(cls, core: StreamCore, runner: AsyncRunner, timeout_s: float | None) -> AsyncStream:
-        """Returns once the server has admitted the call."""
-        stream = cls(core)
-        try:
-            stream._source, first = await runner.open(core.request, timeout_s)
-            core.feed(first)
-        except BaseException as error:
-            core.refused(error)
-            stream._stop()
-            raise
-        return stream
-
-    async def __aenter__(self) -> AsyncStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    async def __anext__(self) -> Delta:
-        while not self._core.over and self._source is not None:
-            try:
-                delta = self._core.feed(await anext(self._source))
-            except BaseException as error:
-                self._core.refused(error)
-                self._stop()
-                if isinstance(error, StopAsyncIteration):
-                    raise self._core.cut_short() from None
-                raise
-            if delta is not None:
-                return delta
-        raise StopAsyncIteration
-
-    @property
-    def text(self) -> AsyncIterator[str]:
-        return (delta.text async for delta in self if delta.text)
-
-    async def final(self) -> Reply:
-        async for _ in self:
-            pass
-        return self._core.final()
-
-    def cancel(self) -> None:
-        if self._core.leave():
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._source is not None:
-            self._source.cancel()

@@ -1,11 +1,11 @@
-"""A session and a stream for threads. Every method runs an operation; the logic is in `operations` and `stream`.
+"""A session for threads. Every method runs an operation; the logic is in `operations` and `stream`.
 
-Owns the public surface and its documentation. `aio` is the twin.
+Owns the public surface and its documentation. `aio_session` is the twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from leyline_sdk import operations
@@ -13,10 +13,9 @@ from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit
 from leyline_sdk.policy import Policy
 from leyline_sdk.runner import Runner
-from leyline_sdk.stream import StreamCore
+from leyline_sdk.stream import Stream, StreamCore
 from leyline_sdk.transcript import Transcript
-from leyline_sdk.transport import ResponseStream
-from leyline_sdk.types import Appended, Delta, EditResult, MessageLike, Reply, SessionInfo, ToolCall, UndoResult
+from leyline_sdk.types import Appended, EditResult, MessageLike, Reply, SessionInfo, ToolCall, UndoResult
 
 
 class Session:
@@ -233,65 +232,6 @@ class Session:
         if self._stream is not None:
             self._stream.cancel()
         return self._runner.run(operations.close(self._core))
-
-
-class Stream(Iterator[Delta]):
-    """A running Generate. Iterating yields a `Delta` (text, reasoning, token_ids) for each token or few, `text` their
-    texts (str). Leaving its `with` block early cancels it."""
-
-    def __init__(self, core: StreamCore, runner: Runner, timeout_s: float | None) -> None:
-        self._core = core
-        self._source: ResponseStream | None = None
-        try:
-            self._source, first = runner.open(core.request, timeout_s)
-            core.feed(first)
-        except BaseException as error:
-            core.refused(error)
-            self._stop()
-            raise
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def __next__(self) -> Delta:
-        while not self._core.over and self._source is not None:
-            try:
-                delta = self._core.feed(next(self._source))
-            except BaseException as error:
-                self._core.refused(error)
-                self._stop()
-                if isinstance(error, StopIteration):
-                    raise self._core.cut_short() from None
-                raise
-            if delta is not None:
-                return delta
-        raise StopIteration
-
-    @property
-    def text(self) -> Iterator[str]:
-        """The message's text, piece by piece, whole characters only."""
-        return (delta.text for delta in self if delta.text)
-
-    def final(self) -> Reply:
-        """Reads to the end. Raises Cancelled when the stream was left before it."""
-        for _ in self:
-            pass
-        return self._core.final()
-
-    def cancel(self) -> None:
-        """Stops the Generate, if it still runs. What was sent stays in the session, which the session's next call, or
-        `refresh()`, fetches: calls that were complete by then stand in `session.unanswered` and want results."""
-        if self._core.leave():
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._source is not None:
-            self._source.cancel()
 
 
 def _call_id(call: ToolCall | str) -> str:

@@ -1,15 +1,20 @@
-"""A running Generate without I/O: what each event means, for the session's mirror and for the reader.
+"""A running Generate: what each event means for the session's mirror and for the reader, and the two that read it.
 
-Owns the state of a stream. `Stream` and `AsyncStream` feed it; it never waits.
+Owns the state of a stream (`StreamCore`, without I/O), and the waiting: `Stream` for threads, `AsyncStream`, its twin.
 """
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import errors, operations
 from leyline_sdk.calls import outcome_unknown
 from leyline_sdk.core import SessionCore
 from leyline_sdk.planning import Plan
+from leyline_sdk.runner import AsyncRunner, Runner
+from leyline_sdk.transport import AsyncResponseStream, ResponseStream
 from leyline_sdk.types import Delta, Reply
 from leyline_sdk.wire import reply_from_pb
 
@@ -74,3 +79,122 @@ class StreamCore:
                 request_id=self.request.request_id,
             )
         return self.reply
+
+
+class Stream(Iterator[Delta]):
+    """A running Generate. Iterating yields a `Delta` (text, reasoning, token_ids) for each token or few, `text` their
+    texts (str). Leaving its `with` block early cancels it."""
+
+    def __init__(self, core: StreamCore, runner: Runner, timeout_s: float | None) -> None:
+        self._core = core
+        self._source: ResponseStream | None = None
+        try:
+            self._source, first = runner.open(core.request, timeout_s)
+            core.feed(first)
+        except BaseException as error:
+            core.refused(error)
+            self._stop()
+            raise
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __next__(self) -> Delta:
+        while not self._core.over and self._source is not None:
+            try:
+                delta = self._core.feed(next(self._source))
+            except BaseException as error:
+                self._core.refused(error)
+                self._stop()
+                if isinstance(error, StopIteration):
+                    raise self._core.cut_short() from None
+                raise
+            if delta is not None:
+                return delta
+        raise StopIteration
+
+    @property
+    def text(self) -> Iterator[str]:
+        """The message's text, piece by piece, whole characters only."""
+        return (delta.text for delta in self if delta.text)
+
+    def final(self) -> Reply:
+        """Reads to the end. Raises Cancelled when the stream was left before it."""
+        for _ in self:
+            pass
+        return self._core.final()
+
+    def cancel(self) -> None:
+        """Stops the Generate, if it still runs. What was sent stays in the session, which the session's next call, or
+        `refresh()`, fetches: calls that were complete by then stand in `session.unanswered` and want results."""
+        if self._core.leave():
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
+
+
+class AsyncStream(AsyncIterator[Delta]):
+    """The twin of `Stream`. A task that is cancelled while it reads cancels the Generate."""
+
+    def __init__(self, core: StreamCore) -> None:
+        self._core = core
+        self._source: AsyncResponseStream | None = None
+
+    @classmethod
+    async def open(cls, core: StreamCore, runner: AsyncRunner, timeout_s: float | None) -> AsyncStream:
+        """Returns once the server has admitted the call."""
+        stream = cls(core)
+        try:
+            stream._source, first = await runner.open(core.request, timeout_s)
+            core.feed(first)
+        except BaseException as error:
+            core.refused(error)
+            stream._stop()
+            raise
+        return stream
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    async def __anext__(self) -> Delta:
+        while not self._core.over and self._source is not None:
+            try:
+                delta = self._core.feed(await anext(self._source))
+            except BaseException as error:
+                self._core.refused(error)
+                self._stop()
+                if isinstance(error, StopAsyncIteration):
+                    raise self._core.cut_short() from None
+                raise
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    @property
+    def text(self) -> AsyncIterator[str]:
+        return (delta.text async for delta in self if delta.text)
+
+    async def final(self) -> Reply:
+        async for _ in self:
+            pass
+        return self._core.final()
+
+    def cancel(self) -> None:
+        if self._core.leave():
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
