@@ -45,7 +45,9 @@ if TYPE_CHECKING:
         Receipt,
         ServerInfo,
         Usage,
+        Warmed,
     )
+    from leyline_sdk.reuse import Reuse, assemble
     from leyline_sdk.session import Session
     from leyline_sdk.stream import AsyncStream, Stream
     from leyline_sdk.transcript import Message, Transcript
@@ -98,7 +100,9 @@ _HOME = {
         "Receipt",
         "ServerInfo",
         "Usage",
+        "Warmed",
     ),
+    "reuse": ("Reuse", "assemble"),
     "types": (
         "Appended",
         "Delta",
@@ -148,6 +152,7 @@ __all__ = [
     "Repair",
     "Reply",
     "Retry",
+    "Reuse",
     "ServerInfo",
     "Session",
     "SessionInfo",
@@ -158,6 +163,8 @@ __all__ = [
     "Transcript",
     "UndoResult",
     "Usage",
+    "Warmed",
+    "assemble",
     "clear",
     "clear_reasoning",
     "cut_content",

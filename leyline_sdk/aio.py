@@ -10,8 +10,10 @@ from leyline_sdk.aio_session import AsyncSession, Opening
 from leyline_sdk.calls import Retry
 from leyline_sdk.config import Config
 from leyline_sdk.core import OnEdit
+from leyline_sdk.mode import Repair
 from leyline_sdk.policy import Policy
 from leyline_sdk.reports import ServerInfo
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.runner import AsyncRunner
 from leyline_sdk.service import Service
 from leyline_sdk.transport import AsyncTransport
@@ -64,6 +66,8 @@ class AsyncLeyline:
         on_edit: OnEdit | None = None,
         ttl_s: float | None = None,
         create: bool = True,
+        reuse: Reuse | None = None,
+        reuse_repair: Repair | None = None,
     ) -> Opening[AsyncSession]:
         async def open() -> AsyncSession:
             core = await self._runner.run(
@@ -76,6 +80,8 @@ class AsyncLeyline:
                     on_edit=on_edit,
                     ttl_s=ttl_s,
                     create=create,
+                    reuse=reuse,
+                    reuse_repair=reuse_repair,
                 )
             )
             return AsyncSession(core, self._runner)

@@ -10,10 +10,12 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from leyline_sdk import operations
+from leyline_sdk import operations, warming
 from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit
 from leyline_sdk.policy import Policy
+from leyline_sdk.reports import Warmed
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.runner import AsyncRunner
 from leyline_sdk.stream import AsyncStream, StreamCore
 from leyline_sdk.transcript import Transcript
@@ -77,6 +79,10 @@ class AsyncSession:
     @property
     def unanswered(self) -> list[ToolCall]:
         return self._core.transcript.unanswered()
+
+    @property
+    def reuse(self) -> Reuse:
+        return self._core.reuse
 
     @property
     def policies(self) -> list[Policy]:
@@ -191,6 +197,9 @@ class AsyncSession:
 
     async def prefill(self, *, wait: bool = False, timeout_s: float | None = None) -> EditResult:
         return await self._runner.run(operations.prefill(self._core, wait=wait, timeout_s=timeout_s))
+
+    async def warm(self, documents: str | Sequence[str], *, timeout_s: float | None = None) -> tuple[Warmed, ...]:
+        return await self._runner.run(warming.warm(self._core, documents, timeout_s))
 
     async def fork(self, session_id: str | None = None) -> AsyncSession:
         return AsyncSession(await self._runner.run(operations.fork(self._core, session_id)), self._runner)

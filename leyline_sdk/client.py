@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from leyline_sdk.calls import Retry
 from leyline_sdk.config import Config
 from leyline_sdk.core import OnEdit
+from leyline_sdk.mode import Repair
 from leyline_sdk.policy import Policy
 from leyline_sdk.reports import ServerInfo
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.runner import Runner
 from leyline_sdk.service import Service
 from leyline_sdk.session import Session
@@ -79,6 +81,8 @@ class Leyline:
         on_edit: OnEdit | None = None,
         ttl_s: float | None = None,
         create: bool = True,
+        reuse: Reuse | None = None,
+        reuse_repair: Repair | None = None,
     ) -> Session:
         """Resumes the session with this id if there is one, or creates it: `session.created` says which.
 
@@ -90,10 +94,24 @@ class Leyline:
             ttl_s: seconds without a call after which the server may close a new session.
             create: False only resumes, so that a session that the server has lost or closed does not begin anew
                 unnoticed.
+            reuse: what it takes from the caches of this api key's tenant, and leaves there; a fork has its session's.
+                None is PREFIX for a new session; a resumed one has its own: another raises ConfigError.
+                PREFIX: the KV of the same text from its beginning on. Exact.
+                REGISTER: as PREFIX; its exact KV can also be found by its content, at any position. While it is open,
+                    it pins what it registered.
+                CONTENT: as REGISTER; it takes the KV of 32 or more equal tokens that stood elsewhere, behind other
+                    text. Saves their prefill; what the model says may differ from what it says after one. Nothing from
+                    the first such token on is exact (`SessionInfo.exact_upto`), so nobody gets it as a prefix or by its
+                    content. What stands behind an edit's FORGET is computed.
+            reuse_repair: CONTENT: what of each stretch of a content hit is computed all the same. Costs as much; all of
+                it is a fresh prefill. A resumed session has its own.
 
         Raises:
+            ConfigError: a resumed session has other tools or another reuse; `reuse` or `reuse_repair` is none, or
+                there is a repair without CONTENT. Nothing was made.
             SessionNotFound: there is no session of this id, and `create` is False.
             InvalidArgument: the id, a message or a tool is malformed.
+            NotSupported: CONTENT, or a share to repair, with a model that can't: `server_info().features` says why.
         """
         core = self._runner.run(
             self._service.open_session(
@@ -105,6 +123,8 @@ class Leyline:
                 on_edit=on_edit,
                 ttl_s=ttl_s,
                 create=create,
+                reuse=reuse,
+                reuse_repair=reuse_repair,
             )
         )
         return Session(core, self._runner)

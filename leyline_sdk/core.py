@@ -20,10 +20,12 @@ from leyline_sdk.foresee import touched
 from leyline_sdk.planning import Plan, chunks, with_pins
 from leyline_sdk.planning import plan as run_policies
 from leyline_sdk.policy import Policy
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.transcript import Transcript
 from leyline_sdk.wire import (
     cache_from_pb,
     message_from_pb,
+    messages_to_pb,
     receipt_from_pb,
     transcript_from_pb,
 )
@@ -43,6 +45,8 @@ class SessionCore:
         policies: Sequence[Policy] = (),
         on_edit: OnEdit | None = None,
         created: bool = True,
+        tools: Sequence[pb.Tool] = (),
+        reuse: Reuse = Reuse.PREFIX,
     ) -> None:
         self.id = session_id
         self.transcript = transcript
@@ -50,6 +54,8 @@ class SessionCore:
         self.policies = list(policies)
         self.on_edit = on_edit
         self.created = created
+        self.tools = tuple(tools)
+        self.reuse = reuse
         self.timeout_s = DEFAULT_TIMEOUT_S  # of the client, for waiting
         self.streaming = False
         self._stale = False
@@ -112,6 +118,15 @@ class SessionCore:
         """A stream ended without its last event: what the server kept of it is unknown."""
         self.streaming = False
         self._stale = True
+
+    def header(self) -> Op[list[pb.Message]]:
+        """The system message that the session begins with, as it now reads; an empty one where it has only tools."""
+        first = next(iter(self.transcript), None)
+        if self._stale or (first is not None and not first.text_known):
+            yield from self.refresh()
+            first = next(iter(self.transcript), None)
+        system = first.text if first is not None and first.role == "system" else ""
+        return messages_to_pb([{"role": "system", "content": system}]) if system or self.tools else []
 
     # ------------------------------------------------------------ edits
 

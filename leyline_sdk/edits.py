@@ -19,7 +19,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_sdk.mode import EditMode, Mode, Repair
 from leyline_sdk.transcript import Message
 from leyline_sdk.types import ToolCall
-from leyline_sdk.wire import building, invalid, message_to_pb
+from leyline_sdk.wire import building, invalid, message_to_pb, repair_to_pb
 
 MessageRef = str | Message
 Replacement = str | Sequence[int] | Mapping[str, Any] | None
@@ -182,9 +182,11 @@ def _content(target: MessageRef | ToolCall) -> Target:
 def to_directive(edit: Edit) -> pb.Directive:
     """Raises InvalidArgument for what doesn't fit the wire."""
     with building():
+        if not isinstance(edit.mode, Repair):
+            Mode(edit.mode)  # raises for what is none
         directive = pb.Directive(
             mode=pb.MODE_FORGET if edit.mode == Mode.FORGET else pb.MODE_AMORTIZE,
-            repair=_repair(edit.mode),
+            repair=repair_to_pb(edit.mode) if isinstance(edit.mode, Repair) else None,
             allow_sink=edit.allow_sink,
             label=edit.label,
         )
@@ -197,13 +199,6 @@ def to_directive(edit: Edit) -> pb.Directive:
             directive.token_ids.SetInParent()
             directive.token_ids.ids.extend(edit.replacement)
     return directive
-
-
-def _repair(mode: EditMode) -> pb.Repair | None:
-    if not isinstance(mode, Repair):
-        Mode(mode)  # raises for what is none
-        return None
-    return pb.Repair(share=mode.share) if mode.share is not None else pb.Repair(first=mode.first or 0)
 
 
 def _set_target(directive: pb.Directive, target: Target) -> None:

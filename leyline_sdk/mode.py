@@ -28,7 +28,8 @@ class Repair:
         share: in (0, 1], of the tokens behind it those whose latents deviate most from what they would be now (after
             CacheBlend); 1 is all of them.
 
-    Neither reaches behind the next span of the same call. Raises ConfigError unless one of the two is given, in bounds.
+    Neither reaches behind the next span of the same call. As `reuse_repair` of a session it is what of each content hit
+    is computed all the same. Raises ConfigError unless one of the two is given, in bounds.
     """
 
     first: int | None = None

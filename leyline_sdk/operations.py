@@ -23,6 +23,7 @@ from leyline_sdk.wire import (
     invalid,
     message_from_pb,
     messages_to_pb,
+    reuse_from_pb,
     session_info_from_pb,
     tool_message,
 )
@@ -131,7 +132,15 @@ def fork(core: SessionCore, new_id: str | None) -> Op[SessionCore]:
         expected_version=core.transcript.version,
     )
     got = yield from core.send(request, pb.ForkSessionResponse)
-    child = SessionCore(got.session.session_id, core.transcript, core.limits, core.policies, core.on_edit)
+    child = SessionCore(
+        got.session.session_id,
+        core.transcript,
+        core.limits,
+        core.policies,
+        core.on_edit,
+        tools=core.tools,
+        reuse=reuse_from_pb(got.session.reuse),
+    )
     child.check_length(got.session.num_tokens)
     return child
 

@@ -41,13 +41,14 @@ class CacheReport:
 
     Attributes:
         prefix_hit: tokens whose KV came from the prefix tree in this call.
-        content_hit: tokens whose KV came from equal content elsewhere: always 0 as yet.
+        content_hit: tokens whose KV came from equal content elsewhere, in this call: `Reuse.CONTENT` alone.
         kept: tokens that had KV already.
         turned: tokens read at another position than where they were written.
         computed: tokens whose KV was computed.
         first_divergence: index of the first token that had to be computed; None: there was none.
         reason: why something was computed. "APPEND": only what is new; "EDIT": R, or what a FORGET left to compute;
             "EVICTED": the session had lost its slots; "COLD": the session's first computation.
+        content_spans: which tokens those of `content_hit` are: disjoint ranges [start, end) of the session, ascending.
     """
 
     prefix_hit: int
@@ -57,6 +58,22 @@ class CacheReport:
     computed: int
     first_divergence: int | None
     reason: str
+    content_spans: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What `session.warm` did with one document. computed + reused = num_tokens.
+
+    Attributes:
+        num_tokens: of the document; less than 32 can't be found by their content.
+        computed: of those, the rows (one a token) that were computed now; the last one always is.
+        reused: of those, the rows that were there already.
+    """
+
+    num_tokens: int
+    computed: int
+    reused: int
 
 
 @dataclass(frozen=True, slots=True)

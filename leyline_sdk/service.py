@@ -11,13 +11,18 @@ from leyline_sdk import types as t
 from leyline_sdk.calls import Op, ask, new_request_id
 from leyline_sdk.core import OnEdit, SessionCore
 from leyline_sdk.errors import ConfigError, SessionNotFound
+from leyline_sdk.mode import Repair
 from leyline_sdk.planning import with_pins
 from leyline_sdk.policy import Policy, check_policies
+from leyline_sdk.reuse import Reuse, check_reuse
 from leyline_sdk.transcript import Transcript
 from leyline_sdk.wire import (
     appended_from_pb,
     building,
     messages_to_pb,
+    repair_to_pb,
+    reuse_from_pb,
+    reuse_to_pb,
     server_info_from_pb,
     summary_from_pb,
     tool_to_pb,
@@ -50,31 +55,42 @@ class Service:
         on_edit: OnEdit | None,
         ttl_s: float | None,
         create: bool = True,
+        reuse: Reuse | None = None,
+        reuse_repair: Repair | None = None,
     ) -> Op[SessionCore]:
         """Resumes the session of this id, or creates one.
 
-        Raises ConfigError when a resumed one has other tools; without `create`, SessionNotFound.
+        Raises ConfigError when a resumed one has other tools or another reuse; without `create`, SessionNotFound.
         """
         if not create and not session_id:
             raise ConfigError("create=False resumes a session: it needs the session's id")
         check_policies(policies)
+        check_reuse(reuse, reuse_repair)
         wanted = [tool_to_pb(tool) for tool in tools]
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)
         limits = self._limits or (yield from self.server_info()).limits
-        transcript = (yield from _resume(session_id, wanted, create)) if session_id else None
-        created = transcript is None
-        if transcript is None:
+        state = (yield from _resume(session_id, wanted, reuse, create)) if session_id else None
+        created = state is None
+        if state is None:
             with building():
                 request = pb.CreateSessionRequest(
-                    request_id=new_request_id(), session_id=session_id or "", tools=wanted, messages=sent, ttl_s=ttl_s
+                    request_id=new_request_id(),
+                    session_id=session_id or "",
+                    tools=wanted,
+                    messages=sent,
+                    ttl_s=ttl_s,
+                    reuse=reuse_to_pb(reuse or Reuse.PREFIX),
+                    reuse_repair=repair_to_pb(reuse_repair) if reuse_repair is not None else None,
                 )
             state = (yield from ask(request, pb.CreateSessionResponse)).session
-            session_id = state.session_id
             transcript = Transcript().placed(
                 appended_from_pb(state.messages, sent), version=state.version, turn=state.turn
             )
-        return SessionCore(session_id or "", transcript, limits, policies, on_edit, created)
+        else:
+            transcript = with_pins(transcript_from_pb(state))
+        known = reuse_from_pb(state.reuse)
+        return SessionCore(state.session_id, transcript, limits, policies, on_edit, created, state.tools, known)
 
     def sessions(self) -> Op[list[t.SessionSummary]]:
         """All pages."""
@@ -99,8 +115,10 @@ class Service:
         return (yield from ask(request, pb.DetokenizeResponse)).text
 
 
-def _resume(session_id: str, wanted: Sequence[pb.Tool], create: bool) -> Op[Transcript | None]:
-    """The transcript of a session that exists; None when one has to be created."""
+def _resume(
+    session_id: str, wanted: Sequence[pb.Tool], reuse: Reuse | None, create: bool
+) -> Op[pb.SessionState | None]:
+    """A session that exists, with its content; None when one has to be created."""
     try:
         got = yield from ask(pb.GetSessionRequest(session_id=session_id, include_content=True), pb.GetSessionResponse)
     except SessionNotFound:
@@ -112,7 +130,12 @@ def _resume(session_id: str, wanted: Sequence[pb.Tool], create: bool) -> Op[Tran
             f"session {session_id!r} was created with other tools: {[tool.name for tool in got.session.tools]}, "
             f"not {[tool.name for tool in wanted]}; resume it without tools, or use another id"
         )
-    return with_pins(transcript_from_pb(got.session))
+    has = reuse_from_pb(got.session.reuse)
+    if reuse is not None and reuse != has:
+        raise ConfigError(
+            f"session {session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use another id"
+        )
+    return got.session
 
 
 def _signatures(tools: Sequence[pb.Tool]) -> list[tuple[str, str, object]]:

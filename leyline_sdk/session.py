@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from leyline_sdk import operations
+from leyline_sdk import operations, warming
 from leyline_sdk.core import SessionCore
 from leyline_sdk.edits import Edit
 from leyline_sdk.policy import Policy
+from leyline_sdk.reports import Warmed
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.runner import Runner
 from leyline_sdk.stream import Stream, StreamCore
 from leyline_sdk.transcript import Transcript
@@ -59,6 +61,11 @@ class Session:
         """The model's calls without a result, in order, as this side knows them: no call is made. `refresh()` first
         after a stream that was left early or lost."""
         return self._core.transcript.unanswered()
+
+    @property
+    def reuse(self) -> Reuse:
+        """What it takes from the server's caches, and leaves there. For the session's whole life."""
+        return self._core.reuse
 
     @property
     def policies(self) -> list[Policy]:
@@ -213,6 +220,28 @@ class Session:
     def prefill(self, *, wait: bool = False, timeout_s: float | None = None) -> EditResult:
         """Runs the policies and computes all that is pending, for instance while tools run."""
         return self._runner.run(operations.prefill(self._core, wait=wait, timeout_s=timeout_s))
+
+    def warm(self, documents: str | Sequence[str], *, timeout_s: float | None = None) -> tuple[Warmed, ...]:
+        """Computes documents ahead of their use, so that sessions of `Reuse.CONTENT` find them by their content: this
+        one or others of the same api key's tenant. One result a document, in order.
+
+        Each is computed behind this session's tools and first system message, in a session of its own (REGISTER) that
+        is closed at once; this session, which may be of any reuse, is not touched. The rows stay in the server's caches
+        until others need the room: to keep them, keep a session of REGISTER open that holds the document, which pins
+        it. A call may be repeated, after an error too: what is still there is not computed again.
+
+        Fewer than 32 equal tokens can't be found, so a shorter document is warmed for nothing. Nor can tokens at the
+        first 32 positions of a session: those are a document's own where no system message and no tools stand in front.
+
+        Args:
+            timeout_s: seconds for each document.
+
+        Raises:
+            InvalidArgument: a document is empty or no text; nothing was computed.
+            ContextExceeded, PoolExceeded: a document is larger than a session may be. Those before it are warm.
+            TooManySessions: there is no room for one more.
+        """
+        return self._runner.run(warming.warm(self._core, documents, timeout_s))
 
     def fork(self, session_id: str | None = None) -> Session:
         """A second session over the same slots, with the same policies. Nothing is copied or computed."""

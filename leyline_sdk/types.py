@@ -12,6 +12,7 @@ from typing import Any
 
 from leyline_sdk.mode import Mode
 from leyline_sdk.reports import AppliedEdit, CacheReport, Usage
+from leyline_sdk.reuse import Reuse
 
 MessageLike = str | Mapping[str, Any]
 """A user message as text, or an OpenAI-style dict: role, content, tool_calls, tool_call_id, id, reasoning."""
@@ -203,6 +204,7 @@ class SessionInfo:
         unanswered_call_ids: tool calls that want a result, in order.
         edits: its edit log, oldest first.
         token_ids: all of them, where they were asked for.
+        reuse: what it takes from the server's caches, and leaves there.
     """
 
     id: str
@@ -215,6 +217,7 @@ class SessionInfo:
     unanswered_call_ids: tuple[str, ...]
     edits: tuple[EditInfo, ...]
     token_ids: tuple[int, ...] = ()
+    reuse: Reuse = Reuse.PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_sdk import reports as r
 from leyline_sdk import types as t
 from leyline_sdk.error_table import api_error
-from leyline_sdk.mode import Mode
+from leyline_sdk.mode import Mode, Repair
+from leyline_sdk.reuse import Reuse
 from leyline_sdk.transcript import Message, Part, Transcript
 
 Value = TypeVar("Value")
@@ -141,6 +142,14 @@ def tool_to_pb(tool: t.ToolLike) -> pb.Tool:
         )
 
 
+def repair_to_pb(repair: Repair) -> pb.Repair:
+    return pb.Repair(share=repair.share) if repair.share is not None else pb.Repair(first=repair.first or 0)
+
+
+def reuse_to_pb(reuse: Reuse) -> pb.Reuse.ValueType:
+    return pb.Reuse.Value(f"REUSE_{reuse}")
+
+
 # ---------------------------------------------------------------- from the wire
 
 
@@ -223,12 +232,18 @@ def mode_from_pb(mode: pb.Mode.ValueType) -> Mode:
     return Mode.FORGET if mode == pb.MODE_FORGET else Mode.AMORTIZE
 
 
+def reuse_from_pb(reuse: pb.Reuse.ValueType) -> Reuse:
+    """A server that doesn't say reuses prefixes."""
+    return Reuse(pb.Reuse.Name(reuse or pb.REUSE_PREFIX).removeprefix("REUSE_"))
+
+
 def cache_from_pb(cache: pb.CacheReport) -> r.CacheReport:
     return _same(
         r.CacheReport,
         cache,
         first_divergence=cache.first_divergence if cache.HasField("first_divergence") else None,
         reason=pb.CacheReport.Reason.Name(cache.reason).removeprefix("REASON_"),
+        content_spans=tuple((span.start, span.end) for span in cache.content_spans),
     )
 
 
@@ -252,6 +267,7 @@ def session_info_from_pb(state: pb.SessionState) -> t.SessionInfo:
         t.SessionInfo,
         state,
         id=state.session_id,
+        reuse=reuse_from_pb(state.reuse),
         unanswered_call_ids=tuple(state.unanswered_call_ids),
         edits=tuple(_same(t.EditInfo, entry, mode=mode_from_pb(entry.mode)) for entry in state.edits),
         token_ids=tuple(state.token_ids),

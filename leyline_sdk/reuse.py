@@ -1,0 +1,58 @@
+"""What a session reuses of what the server holds, and how texts are put together so that it is found.
+
+Owns `Reuse`, its check, and `assemble`: no calls. `warming` computes documents ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from leyline_sdk.errors import ConfigError
+from leyline_sdk.mode import Repair
+
+
+class Reuse(StrEnum):
+    """What a session takes from the server's caches, beside its own rows, and leaves there. Never another tenant's."""
+
+    PREFIX = "PREFIX"  # rows of the same text from its beginning on: exact
+    REGISTER = "REGISTER"  # as PREFIX; its own exact rows can be found by their content
+    CONTENT = "CONTENT"  # as REGISTER; it takes rows of the same content that stood elsewhere: approximate
+
+
+def check_reuse(reuse: object, repair: object) -> None:
+    """Raises ConfigError for what is no Reuse, and for a repair of what is never hit. None: not said."""
+    if reuse is not None and reuse not in list(Reuse):
+        raise ConfigError(f"reuse={reuse!r} is none of {', '.join(Reuse)}")
+    if repair is None:
+        return
+    if not isinstance(repair, Repair):
+        raise ConfigError(f"reuse_repair={repair!r} is no Repair")
+    if reuse != Reuse.CONTENT:
+        raise ConfigError("reuse_repair is for reuse=Reuse.CONTENT: there is nothing to repair but content hits")
+
+
+def assemble(parts: Sequence[str], *, separator: str = "\n\n", marker: str = "") -> str:
+    """Documents as one text in which each is tokenised alike wherever it stands, so that `Reuse.CONTENT` finds all of
+    it: outer white space goes, and between two stands a separator that tokenizers split at.
+
+    What follows the last document stands behind a separator too, e.g. as a last part: the tokens of a part's end may
+    depend on whether one follows.
+
+    Args:
+        parts: in the order in which they are to stand.
+        separator: between two parts. A blank line is a boundary of the tokenizers of DeepSeek's kind.
+        marker: in front of each part, e.g. "### Document\\n"; it should end in a line's end. The server finds content
+            without one.
+
+    Raises:
+        ConfigError: a part is no text, or nothing but white space, which is found nowhere.
+    """
+    if isinstance(parts, str) or not isinstance(parts, Sequence):
+        raise ConfigError(f"parts are a list of texts, not a {type(parts).__name__}")
+    for index, part in enumerate(parts):
+        if not isinstance(part, str):
+            raise ConfigError(f"part {index} is a {type(part).__name__}, not a str")
+        if not part.strip():
+            raise ConfigError(f"part {index} is empty")
+    return separator.join(f"{marker}{part.strip()}" for part in parts)
