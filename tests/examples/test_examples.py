@@ -21,6 +21,7 @@ SAYS = {
     "custom_policy": ["would: ShortLogs", "done:  ShortLogs", "done:  without_small_talk", "left to do: 0"],
     "edit": ["amortized: ", "influence remains: True", "tokens are back", "forgotten: ", "influence remains: False"],
     "quickstart": ["room for", "resumed "],
+    "shared_documents": ["warmed: computed [36, 41, 34]", "111 by content", "  8123\n", "  high\n", "  12\n"],
 }
 
 
