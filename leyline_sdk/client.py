@@ -97,12 +97,12 @@ class Leyline:
             reuse: what it takes from the caches of this api key's tenant, and leaves there; a fork has its session's.
                 None is PREFIX for a new session; a resumed one has its own: another raises ConfigError.
                 PREFIX: the KV of the same text from its beginning on. Exact.
-                REGISTER: as PREFIX; its exact KV can also be found by its content, at any position. While it is open,
-                    it pins what it registered.
-                CONTENT: as REGISTER; it takes the KV of 32 or more equal tokens that stood elsewhere, behind other
-                    text. Saves their prefill; what the model says may differ from what it says after one. Nothing from
-                    the first such token on is exact (`SessionInfo.exact_upto`), so nobody gets it as a prefix or by its
-                    content. What stands behind an edit's FORGET is computed.
+                REGISTER: as PREFIX; its exact KV can also be found by its content, at any position. While it is
+                    open this is a pin: the room of idle sessions is taken last, after that of all caches.
+                CONTENT: as REGISTER; it takes the KV of 32 or more equal tokens that stood elsewhere. Saves their
+                    prefill, and is approximate: that KV knows the text that stood in front of it there, not here, so
+                    that answers may differ. Nothing from the first such token on is exact (`SessionInfo.exact_upto`),
+                    and nobody gets it as a prefix or by its content. What stands behind a FORGET is computed.
             reuse_repair: CONTENT: what of each stretch of a content hit is computed all the same. Costs as much; all of
                 it is a fresh prefill. A resumed session has its own.
 

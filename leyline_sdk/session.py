@@ -227,8 +227,8 @@ class Session:
 
         Each is computed behind this session's tools and first system message, in a session of its own (REGISTER) that
         is closed at once; this session, which may be of any reuse, is not touched. The rows stay in the server's caches
-        until others need the room: to keep them, keep a session of REGISTER open that holds the document, which pins
-        it. A call may be repeated, after an error too: what is still there is not computed again.
+        until others need the room. To keep them longer, keep a session of REGISTER open that holds the document: a pin.
+        A call may be repeated, after an error too: what is still there is not computed again.
 
         Fewer than 32 equal tokens can't be found, so a shorter document is warmed for nothing. Nor can tokens at the
         first 32 positions of a session: those are a document's own where no system message and no tools stand in front.
