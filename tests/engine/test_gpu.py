@@ -134,10 +134,11 @@ def test_content_hits_are_read_where_they_stand(both, form, chunk):
     """Two documents in the other order, holes between them computed in the same passes, then decoded over."""
     path, reference = both
     rig = Rig(load(path, torch.float32, torch.device("cuda")), num_slots=2048, prefill_chunk=chunk)
-    one, two, new = random_ids(150, seed=5), random_ids(90, seed=6), random_ids(80, seed=7)
-    source = Pair(rig, reference, [*new, *one, *new[:9], *two], Reuse(pb.REUSE_REGISTER))
+    one, two, new, other = (random_ids(count, seed=5 + count) for count in (150, 90, 89, 180))
+    source = Pair(rig, reference, [*new[:80], *one, *new[80:], *two], Reuse(pb.REUSE_REGISTER))
     source.prefill()
-    moved = Pair(rig, reference, [*new[::-1], *two, *new[:50], *one, *new[30:]], Reuse(pb.REUSE_CONTENT))
+    text = [*other[:80], *two, *other[80:130], *one, *other[130:]]
+    moved = Pair(rig, reference, text, Reuse(pb.REUSE_CONTENT))
     moved.oracle.restore(source.oracle.copy(239, 329), 80, 170)
     moved.oracle.restore(source.oracle.copy(80, 230), 220, 370)
     report = rig.prefill(moved.sequence)
