@@ -124,12 +124,13 @@ class ChunkRegistry:
         if not fresh.any():
             return _NONE
         # What is known by content from elsewhere is not held twice. Anchors may begin in front of what is new.
-        first = max(0, int(fresh.argmax()) - SHORTEST)
+        first = max(SINK, int(fresh.argmax()) - SHORTEST)
         for hit in self.match(namespace, ids[first:], now):
             fresh[first + hit.start : first + hit.start + len(hit.slots)] = False
         added = 0
         for start, end in runs(fresh):
-            if end - start >= SHORTEST and end - start <= self.budget:
+            end = min(end, start + self.budget)
+            if end - start >= SHORTEST:
                 self._add(namespace, ids, slots, start, end, now)
                 added += end - start
         if not added:

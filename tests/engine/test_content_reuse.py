@@ -203,6 +203,17 @@ def test_few_hashes_change_nothing(loaded, unpatched, variant, monkeypatch):
     assert [ids_of[int(rows.slots[i])] for i in borrowed] == [MOVED[i] for i in borrowed]
 
 
+def test_hits_that_would_overlap_leak_nothing(loaded, unpatched, variant):
+    """One text has DOCUMENT, another has its end and SECOND: the question is all of it."""
+    rig = Rig(loaded(variant), num_slots=2048)
+    for text in ([*HEADER, *DOCUMENT, *OTHER], [*LONGER, *DOCUMENT[-14:], *SECOND, *OTHER]):
+        rig.prefill(rig.open(text, reuse=REGISTER))
+    found = rig.open([*random_ids(35, seed=9), *DOCUMENT, *SECOND, *QUESTION], reuse=CONTENT)
+    assert rig.prefill(found).content_hit == len(DOCUMENT) + len(SECOND)
+    rig.engine.check_integrity()
+    rig.close_all()
+
+
 @pytest.mark.parametrize("close", [True, False])
 def test_forget_takes_it_out_of_the_registry(loaded, unpatched, variant, close):
     """The document and all behind it, also rows that another session reads; what stood before it stays."""
