@@ -44,6 +44,7 @@ class Bench:
     rows: the figures of a case. Yields as it goes; a case of long parts raises OutOfTime between two of them.
     missing: why this bench can't run here (no recorded conversations, say); empty when it can.
     about: what is measured, in words, where it is not the bed's model.
+    host: there is no model in it, but ids and the host's clock: its sizes are the same everywhere, and always judged.
     summary: a table of its own from its rows, shown after that of all figures.
     """
 
@@ -54,4 +55,5 @@ class Bench:
     rows: Callable[[Bed, str], Iterable[Measured]]
     missing: Callable[[Bed], str] = _nothing_missing
     about: str = ""
+    host: bool = False
     summary: Callable[[Sequence[Row]], RenderableType] | None = None

@@ -21,6 +21,7 @@ from benchmarks.tables import number
 # Okabe, Ito (2008), "Color Universal Design".
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 HATCHES: Final = ("", "//", "..", "xx", "\\\\", "++")
+MOST_UPRIGHT: Final = 5  # arms of a case, beside whose bars numbers have room as they are
 CHARACTERS_AN_INCH: Final = 14  # of the title
 SHOWN: Final = "median, p5 to p95; dashed: goal"
 RESULTS: Final = Path(__file__).parent / "results"
@@ -45,14 +46,21 @@ def bars(axes: Any, rows: Sequence[Row], metric: str, styles: Sequence[str]) -> 
             value,
             0.92 * width,
             color=COLOURS[style % len(COLOURS)],
-            hatch=HATCHES[style % len(HATCHES)],
+            hatch=HATCHES[(style + style // len(COLOURS)) % len(HATCHES)],  # the seventh is not the first again
             edgecolor="white",
             yerr=whisker,
             error_kw={"elinewidth": 0.8, "ecolor": "#444444"},
             label=row.arm,
         )
         axes.annotate(
-            number(value), (at, top), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=7
+            number(value),
+            (at, top),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            rotation=90 if len(arms) > MOST_UPRIGHT else 0,
         )
         if row.goal is not None:
             axes.hlines(row.goal, at - width / 2, at + width / 2, colors="#000000", linestyles="dashed", linewidth=1.2)
@@ -107,6 +115,7 @@ def _cases(text: str) -> Callable[[Sequence[Row]], list[Row]]:
 
 
 _POLICY_COST: Final = ("tokens computed", "first token", "length at the end", "turns a task")
+_FOUND: Final = ("found of what is there", "reused of all tokens")
 PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     # file: (benchmark, text in the case, metrics)
     "rotate": ("rotate", "", ("bandwidth",)),
@@ -123,10 +132,14 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_miniswe": ("traces", "miniswe", ("prefilled", "first token", "engine busy")),
     "traces_swe_agent": ("traces", "swe-agent", ("prefilled", "first token", "engine busy")),
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
+    "content_recovery": ("content_recovery", "pattern", _FOUND),
+    "content_recovery_traces": ("content_recovery", "recorded", _FOUND),
     "policy": ("policy", " of 20 tasks", ("tasks solved", "right throughout")),
     "policy_cost": ("policy", " of 20 tasks", _POLICY_COST),
 }
 OTHERWISE_SHOWN: Final = {
+    "content_recovery": "counts of tokens; dashed: goal",
+    "content_recovery_traces": "counts of tokens; dashed: goal",
     "policy": "shares with 95 % intervals",
     "policy_cost": "tokens computed, turns: mean; else median, p5 to p95",
 }

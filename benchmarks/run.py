@@ -1,8 +1,8 @@
 """`python -m benchmarks.run NAME ..`: checks a benchmark's result, then times it, prints a table, writes NAME.jsonl.
 
-Without a GPU the same code runs at a toy's sizes, in seconds, and no goal is judged. One model is made for all
-benchmarks of a run. A benchmark that fails is reported and the next one runs; the exit status is then 1. Results of an
-earlier run stay until a new one has a row to put in their place.
+Without a GPU the same code runs at a toy's sizes, in seconds, and no goal is judged, but in benchmarks without a model:
+they are the same everywhere. One model is made for all benchmarks of a run. A benchmark that fails is reported and the
+next one runs; the exit status is then 1. Results of an earlier run stay until a new one has a row to take their place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.registry import SHAPES, Bed, Shape
 
 NAMES = (
     *("rotate", "decode", "prefill", "forms", "splice", "streams", "interference", "paper_table", "traces", "policy"),
+    "content_recovery",
     "content_hits",
 )
 RESULTS = Path(__file__).parent / "results"
@@ -43,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong := _wrong(names, device, shape, args.model, traces):
         _parser().error(wrong)
     bed = Bed(shape, device, dtype, args.model, traces)
-    # What is scaled down never takes the place of real results.
-    out = args.out or (RESULTS if bed.full or args.model else RESULTS / shape.name)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     command = "python -m benchmarks.run " + shlex.join(argv if argv is not None else sys.argv[1:])
     failed, found, known = [], False, list[str]()
@@ -59,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             known += there
             continue
         found = True
-        recorder = Recorder(name, out / f"{name}.jsonl", device, dtype, bench.about or bed.about, command, args.cases)
+        # What is scaled down, or lacks the recordings, never takes the place of real results.
+        whole = traces if bench.host else bed.full or args.model
+        out = args.out or (RESULTS if whole else RESULTS / shape.name)
+        on = (torch.device("cpu"), torch.int32) if bench.host else (device, dtype)
+        recorder = Recorder(name, out / f"{name}.jsonl", *on, bench.about or bed.about, command, args.cases)
         started = time.monotonic()
         try:
             if left := run(bench, bed, recorder, console, args.cases):
@@ -99,7 +102,8 @@ def run(bench: Bench, bed: Bed, recorder: Recorder, console: Console, only: Sequ
         _say(console, bench, case, begun)
         try:
             for figure in bench.rows(bed, case):
-                recorder.add(figure if bed.shape.full else replace(figure, case=f"{figure.case}, scaled down"))
+                whole = bed.shape.full or bench.host
+                recorder.add(figure if whole else replace(figure, case=f"{figure.case}, scaled down"))
                 value = "-" if figure.value is None else f"{tables.number(figure.value)} {figure.unit}"
                 console.print(f"[dim]  {figure.arm}: {figure.metric} {value}[/]")
         except OutOfTime as error:

@@ -16,7 +16,7 @@ from benchmarks.record import Measured, read
 def invent(monkeypatch):
     """Benchmarks of a test's own, under names of the runner's."""
 
-    def add(name, check=lambda bed: None, needs="cpu", missing=lambda bed: ""):
+    def add(name, check=lambda bed: None, needs="cpu", missing=lambda bed: "", host=False):
         ran = []
 
         def rows(bed, case):
@@ -24,7 +24,7 @@ def invent(monkeypatch):
             yield Measured(case, "arm", "time", 1.0, "ms").at_most(2.0, bed.full)
 
         module = ModuleType(f"benchmarks.{name}")
-        module.BENCH = Bench(name, needs, check, lambda bed: ["one", "two"], rows, missing)
+        module.BENCH = Bench(name, needs, check, lambda bed: ["one", "two"], rows, missing, host=host)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return ran
 
@@ -42,6 +42,17 @@ def test_a_real_one_from_check_to_file(tmp_path, capsys):
     assert all("scaled down" in row.case for row in rows)
     assert all(row.command == f"python -m benchmarks.run rotate --device cpu --out {tmp_path}" for row in rows)
     assert "share of copy" in capsys.readouterr().out
+
+
+def test_what_has_no_model_is_never_scaled_down(tmp_path, monkeypatch, invent):
+    invent("rotate", host=True)
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.delenv("LEYLINE_TRACES", raising=False)
+    assert run.main(["rotate", "--device", "cpu"]) == 0
+    assert run.main(["rotate", "--device", "cpu", "--traces", str(tmp_path)]) == 0
+    for path in (tmp_path / "toy" / "rotate.jsonl", tmp_path / "rotate.jsonl"):
+        assert [(row.case, row.dtype) for row in read(path)] == [("one", "int32"), ("two", "int32")]
+        assert "CPU" in read(path)[0].device
 
 
 def test_a_wrong_result_is_not_timed_and_the_next_one_runs(tmp_path, capsys, invent):
