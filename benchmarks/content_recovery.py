@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -72,7 +73,7 @@ def _inputs(
         out["recorded: magagent"] = lambda: recorded(root, "magagent", files)
     if root is not None and any(root.glob(SETS["miniswe"])):
         for change in CHANGES:
-            out[f"recorded: miniswe, {change}"] = lambda change=change: changed(root, change, files)  # type: ignore[misc]
+            out[f"recorded: miniswe, {change}"] = partial(changed, root, change, files)
     return out
 
 
@@ -123,7 +124,7 @@ def _speed(case: str) -> Iterator[Measured]:
             return registry
 
         registry = with_known()
-        times = _times(lambda ids=ids, chunks=registry.chunks: chunks.match(NAMESPACE, ids[SINK:], 2))  # type: ignore[misc]
+        times = _times(partial(registry.chunks.match, NAMESPACE, ids[SINK:], 2))
         yield measured(case, f"leyline: {arm}", "match, of 100k tokens", times, "ms")
         times = []
         for _ in range(7):
