@@ -125,6 +125,7 @@ def make_moved(kind: str, seed: int) -> Moved:
 
 def measure(lab: Lab, stem: str, kind: str, num_scenes: int, seed: int, progress: Progress) -> list[Figure]:
     """Figures of one kind. Raises LabError, and a Refusal where the server's bounds are too small."""
+    assert lab.layout  # raises where keys can't be turned
     found: list[dict[str, Answer]] = []
     with lab.bench():
         for number in progress(range(num_scenes), kind, num_scenes):

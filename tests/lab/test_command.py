@@ -78,10 +78,11 @@ def test_without_a_chat_format_texts_are_still_measured(lab: Run, tmp_path: Path
     assert code == 0, err
     assert {row["bench"] for row in rows(tmp_path)} == {"drift", "invariance"}
     assert "drift: 1000 edits" in out
-    first, second, drift, invariance, written = err.splitlines()
+    first, second, third, drift, invariance, written = err.splitlines()
     told = "this model takes text and token ids only: its chat template is not one of ours"
     assert first.startswith(f"leyline-lab: skipped: fidelity: {told}")
     assert second.startswith(f"leyline-lab: skipped: told-apart: {told}")
+    assert third.startswith(f"leyline-lab: skipped: content: {told}")
     assert first.endswith("<|end|><|ass…'"), "all of the reason"
     assert drift.startswith("drift (")
     assert invariance.startswith("invariance (")
@@ -92,9 +93,9 @@ def test_nothing_to_measure_is_exit_code_3(lab: Run, tmp_path: Path) -> None:
     code, out, err = lab("--model", plain(tmp_path))  # of 512 positions
     assert (code, out) == (3, "")
     *skipped, last = err.splitlines()
-    assert [line.split(": ")[2] for line in skipped] == ["fidelity", "told-apart", "drift", "invariance"]
-    assert "the context holds 512" in skipped[2]
-    assert "beyond the context of 512" in skipped[3]
+    assert [line.split(": ")[2] for line in skipped] == ["fidelity", "told-apart", "content", "drift", "invariance"]
+    assert "the context holds 512" in skipped[3]
+    assert "beyond the context of 512" in skipped[4]
     assert last == "leyline-lab: nothing could be measured"
     assert not list((tmp_path / "out").iterdir())
 

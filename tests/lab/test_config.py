@@ -21,7 +21,7 @@ def test_what_is_not_said_has_a_default() -> None:
     config = load_config([])
     assert config == LabConfig()
     assert config.kinds == list(KINDS)
-    assert config.measures == ["fidelity", "told-apart", "drift", "invariance"]
+    assert config.measures == ["fidelity", "told-apart", "content", "drift", "invariance"]
     assert (config.model, config.scenes, config.out) == ("tiny", 60, Path("lab-out"))
 
 
@@ -45,7 +45,7 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (["--scenes", "0"], "scenes: Input should be greater than or equal to 1 (given: '0')"),
         (["--kinds", "removed,speed"], f"kinds.1: none of {', '.join(KINDS)} (given: 'speed')"),
-        (["--measures", "speed"], "measures.0: Input should be 'fidelity', 'told-apart', 'drift' or 'invariance'"),
+        (["--measures", "speed"], "measures.0: Input should be 'fidelity', 'told-apart', 'content', 'drift' or "),
         (["--dtype", "float16"], "dtype: "),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from leyline_proto.refusal import Refusal
+from leyline_server.lab import content
 from leyline_server.lab.config import LabConfig, Measure
 from leyline_server.lab.figures import Figure
 from leyline_server.lab.following import HIDING
@@ -87,7 +88,8 @@ def test_parts_are_what_the_settings_say() -> None:
 
     fidelity = [f"fidelity: {kind}, 60 scenes" for kind in KINDS]
     apart = [f"told-apart: {kind}, 60 scenes" for kind in HIDING]
-    assert names() == [*fidelity, *apart, "drift", "invariance"]
+    moved = [f"content: {kind}, 60 scenes" for kind in content.KINDS]
+    assert names() == [*fidelity, *apart, *moved, "drift", "invariance"]
     assert names(measures=["drift"]) == ["drift"]
     twice = names(kinds=["removed", "replaced", "removed"], scenes=1, measures=["told-apart", "fidelity"])
     assert twice == ["fidelity: removed, 1 scene", "fidelity: replaced, 1 scene", "told-apart: removed, 1 scene"]
