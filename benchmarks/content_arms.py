@@ -106,7 +106,7 @@ class Registry:
 
     def find(self, text: Text, prefix: Prefix) -> Iterator[Found]:
         upto = 0
-        for hit in self.chunks.match(NAMESPACE, text.ids[prefix.start : -1], len(self._texts)):
+        for hit in self.chunks.match(NAMESPACE, text.ids[prefix.start : -1]):
             require(hit.start >= upto, "two hits overlap")
             upto = hit.start + len(hit.slots)
             yield prefix.start + hit.start, self._ids_of[hit.slots]
@@ -117,7 +117,7 @@ class Registry:
         fresh = self.table.allocate(np.arange(prefix.length, len(text.ids), dtype=np.int32))
         self._ids_of[fresh] = text.ids[prefix.length :]
         self._texts.append(np.concatenate([shared, fresh]))
-        self.chunks.register(NAMESPACE, text.ids, self._texts[-1], len(self._texts))
+        self.chunks.register(NAMESPACE, text.ids, self._texts[-1], prefix.length, len(self._texts))
 
 
 class Oracle:

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from benchmarks.content_arms import NAMESPACE
 from benchmarks.content_input import Ids, Parts, encoded, text_of
 from benchmarks.content_text import Writer
 from benchmarks.record import Measured
-from leyline_server.cache.chunks import SINK, ChunkRegistry
-from leyline_server.cache.slots import PENDING, Holder, Slots, SlotTable
+from leyline_server.cache.chunks import SINK
+from leyline_server.cache.kv_cache import KVCache
+from leyline_server.cache.pool import Pool
+from leyline_server.cache.slots import PENDING, Slots
 
 OPEN, SHUFFLES = 16, 100
 
@@ -36,9 +39,8 @@ class Sessions:
     """A pool and a registry of `budget` rows, and the sessions that come."""
 
     def __init__(self, num_slots: int, budget: int) -> None:
-        self.table = SlotTable(num_slots)
-        self.chunks = ChunkRegistry(self.table, budget)
-        self._now = 0
+        self.cache = KVCache(Pool(1, num_slots, 1, 1, torch.float32, torch.device("cpu")), budget)
+        self.table, self.chunks = self.cache.table, self.cache.chunks
 
     @property
     def held(self) -> int:
@@ -46,18 +48,19 @@ class Sessions:
         return self.table.num_slots - self.table.num_free
 
     def open(self, ids: Ids) -> Served:
-        self._now += 1
         slots = np.full(len(ids), PENDING, np.int32)
-        for hit in self.chunks.match(NAMESPACE, ids[SINK:-1], self._now):
+        for hit in self.chunks.match(NAMESPACE, ids[SINK:-1]):
+            self.cache.touch(hit.slots)
             slots[SINK + hit.start : SINK + hit.start + len(hit.slots)] = hit.slots
         waits = np.flatnonzero(slots == PENDING)
-        self.table.retain(slots, Holder.SESSION)
-        slots[waits] = self.table.allocate(waits.astype(np.int32))
-        self.table.release(self.chunks.register(NAMESPACE, ids, slots, self._now), Holder.CACHE)
+        self.cache.retain(slots)
+        slots[waits] = self.cache.allocate(waits.astype(np.int32))
+        _, gone = self.chunks.register(NAMESPACE, ids, slots, 0, self.cache.tick())
+        self.cache.release_cached(gone)
         return Served(slots, len(ids) - len(waits))
 
     def close(self, session: Served) -> None:
-        self.table.release(session.slots, Holder.SESSION)
+        self.cache.release(session.slots)
 
 
 def prompts(documents: int, count: int, seed: int) -> tuple[list[Ids], int]:

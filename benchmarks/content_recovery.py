@@ -124,14 +124,14 @@ def _speed(case: str) -> Iterator[Measured]:
             return registry
 
         registry = with_known()
-        times = _times(partial(registry.chunks.match, NAMESPACE, ids[SINK:], 2))
+        times = _times(partial(registry.chunks.match, NAMESPACE, ids[SINK:]))
         yield measured(case, f"leyline: {arm}", "match, of 100k tokens", times, "ms")
         times = []
         for _ in range(7):
             registry = with_known()
             slots = registry.table.allocate(np.arange(len(ids), dtype=np.int32))
             begun = time.perf_counter()
-            registry.chunks.register(NAMESPACE, ids, slots, 2)
+            registry.chunks.register(NAMESPACE, ids, slots, 0, 2)
             times.append(1e3 * (time.perf_counter() - begun))
         yield measured(case, f"leyline: {arm}", "register, of 100k tokens", times, "ms")
 

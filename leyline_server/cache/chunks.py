@@ -11,7 +11,7 @@ those that no session holds first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from leyline_server.cache.anchors import GRAM, SHORTEST, anchors
 from leyline_server.cache.influence import Influence
+from leyline_server.cache.order import EvictionOrder
 from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices, runs
 
 Ids = NDArray[np.int32]
@@ -49,6 +50,11 @@ class _Chunk:
         self.before: _Chunk | None = None
         self.after: _Chunk | None = None
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Smaller gives way first: of a text its end."""
+        return self.used, -self.number
+
 
 class ChunkRegistry:
     """All namespaces' chunks, of `budget` rows together. `now` is the clock of the cache: a larger value is later."""
@@ -62,10 +68,12 @@ class ChunkRegistry:
         self._anchors: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
         self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
         self._place = np.zeros(table.num_slots, np.int32)  # and where in it
+        self._freeing = EvictionOrder(self._chunks, self._frees)
+        self._all = EvictionOrder(self._chunks, lambda chunk: True)
 
     # ------------------------------------------------------------ finding
 
-    def match(self, namespace: Namespace, ids: Ids, now: int) -> list[Hit]:
+    def match(self, namespace: Namespace, ids: Ids) -> list[Hit]:
         """Disjoint stretches of `ids` that are here, ascending; each is SHORTEST entries or more, or the end of so many
         that are here together. The caller retains what it takes, and looks only where a hit may stand."""
         known = self._anchors.get(namespace)
@@ -79,62 +87,71 @@ class ChunkRegistry:
             if slot is None or at + GRAM <= upto:
                 continue
             # What ends the hit before this one may begin this one too: it counts towards its length.
-            start, found = self._agreeing(ids, at, slot, max(0, upto - SHORTEST))
-            slots = np.concatenate([slots for _, slots in found])
-            if len(slots) < SHORTEST or start + len(slots) <= upto:
-                continue
-            for chunk, _ in found:
-                chunk.used = now
-            begin = max(start, upto)
-            upto = start + len(slots)
-            hits.append(Hit(begin, slots[begin - start :]))
+            start, slots = self._agreeing(ids, at, slot, max(0, upto - SHORTEST))
+            end = start + len(slots)
+            if len(slots) >= SHORTEST and end > upto:
+                hits.append(Hit(max(start, upto), slots[max(start, upto) - start :]))
+                upto = end
         return hits
 
-    def _agreeing(self, ids: Ids, at: int, slot: int, least: int) -> tuple[int, list[tuple[_Chunk, Slots]]]:
-        """The stretch around ids[at] that is equal to the one around the row in `slot`, from `least` on."""
+    def touch(self, slots: Slots, now: int) -> Slots:
+        """These rows were used. Returns all those of their chunks."""
+        touched = [self._chunks[number] for number in distinct(self._chunk_of[indices(slots)])]
+        for chunk in touched:
+            chunk.used = now
+        return np.concatenate([_NONE, *(chunk.slots for chunk in touched)])
+
+    def _agreeing(self, ids: Ids, at: int, slot: int, least: int) -> tuple[int, Slots]:
+        """The stretch around ids[at] that is equal to the one around the row in `slot`, from `least` on: where it
+        begins, and its slots."""
         chunk, place = self._chunks[self._chunk_of[slot]], int(self._place[slot])
-        end, right = at, list[tuple[_Chunk, Slots]]()
+        end, right = at, list[Slots]()
         here, offset = chunk, place
         while True:
             same = _common(here.ids[offset:], ids[end:])
-            right.append((here, here.slots[offset : offset + same]))
+            right.append(here.slots[offset : offset + same])
             end += same
             if offset + same < len(here.ids) or here.after is None or end == len(ids):
                 break
             here, offset = here.after, 0
-        start, left = at, list[tuple[_Chunk, Slots]]()
+        start, left = at, list[Slots]()
         here, offset = chunk, place
         while True:
             same = _common(here.ids[:offset][::-1], ids[least:start][::-1])
-            left.append((here, here.slots[offset - same : offset]))
+            left.append(here.slots[offset - same : offset])
             start -= same
             if same < offset or here.before is None or start == least:
                 break
             here = here.before
             offset = len(here.ids)
-        return start, left[::-1] + right
+        return start, np.concatenate(left[::-1] + right)
 
     # ------------------------------------------------------------ registering
 
-    def register(self, namespace: Namespace, ids: Ids, slots: Slots, now: int) -> Slots:
-        """Registers what is not here yet of a text from its beginning on, all of it exact. ids, slots [n]: all have
-        KV. Returns the slots of chunks that gave way, whose references the caller now holds and must release."""
-        fresh = self._chunk_of[indices(slots)] < 0
-        fresh[:SINK] = False
+    def register(self, namespace: Namespace, ids: Ids, slots: Slots, examined: int, now: int) -> tuple[int, Slots]:
+        """Registers what is not here yet of a text from its beginning on, all of it exact.
+
+        ids, slots [n]: all have KV. examined: entries below it were looked at by an earlier call. Returns up to where
+        they are now, and the slots of chunks that gave way, whose references the caller now holds and must release.
+        """
+        fresh = np.zeros(len(ids), np.bool_)
+        begin = max(SINK, examined)
+        fresh[begin:] = self._chunk_of[indices(slots[begin:])] < 0
         if not fresh.any():
-            return _NONE
+            return len(ids), _NONE
         # What is known by content from elsewhere is not held twice. Anchors may begin in front of what is new.
         first = max(SINK, int(fresh.argmax()) - SHORTEST)
-        for hit in self.match(namespace, ids[first:], now):
+        for hit in self.match(namespace, ids[first:]):
             fresh[first + hit.start : first + hit.start + len(hit.slots)] = False
-        added = 0
+        before = self.num_rows
+        examined = len(ids)
         for start, end in runs(fresh):
-            end = min(end, start + self.budget)
             if end - start >= SHORTEST:
-                self._add(namespace, ids, slots, start, end, now)
-                added += end - start
-        if not added:
-            return _NONE
+                self._add(namespace, ids, slots, start, min(end, start + self.budget), now)
+            elif end == len(ids):
+                examined = start  # once it is longer it is looked at again
+        if self.num_rows == before:
+            return examined, _NONE
         known = self._anchors.setdefault(namespace, {})
         starts, hashes = anchors(ids[first:])
         for slot, anchor in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
@@ -142,7 +159,7 @@ class ChunkRegistry:
             if number >= 0 and anchor not in known:
                 known[anchor] = slot
                 self._chunks[number].anchors.append(anchor)
-        return self._shrunk()
+        return examined, self._shrunk()
 
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
         count = max(1, (end - start) // _CHUNK)
@@ -152,6 +169,7 @@ class ChunkRegistry:
             chunk = _Chunk(self._next_number, namespace, ids[low:high].copy(), slots[low:high].copy(), now)
             self._next_number += 1
             self._chunks[chunk.number] = chunk
+            self._all.add(chunk)
             self._chunk_of[chunk.slots] = chunk.number
             self._place[chunk.slots] = np.arange(len(chunk.slots))
             if before is not None:
@@ -176,24 +194,27 @@ class ChunkRegistry:
         """Drops every chunk that has a row of this influence. Returns the slots to release."""
         if not self._chunks:
             return _NONE
-        found = self._of(lambda slots: influence.among(self._table.context[indices(slots)]))
+        slots = np.flatnonzero(self._chunk_of >= 0)
+        found = distinct(self._chunk_of[slots[influence.among(self._table.context[slots])]])
         return self._drop([self._chunks[number] for number in found if self._chunks[number].namespace == namespace])
 
     def oldest(self) -> int | None:
-        """When the chunk that `evict` would take first was last used; None when no eviction frees a slot."""
-        return min((chunk.used for chunk in self._freeable()), default=None)
+        """When the chunk that `evict` would take was last used; None when no eviction frees a slot."""
+        chunk = self._freeing.first()
+        return None if chunk is None else chunk.used
 
     def evict(self, wanted: int) -> Slots:
-        """Takes chunks that were used last together, longest ago, until `wanted` slots would be free or they are gone.
+        """Takes the least recently used chunk of those that have a row which nobody else holds, whatever `wanted`.
         Returns the slots to release."""
-        freeable, gone, free = self._freeable(), list[_Chunk](), 0
-        oldest = min(chunk.used for chunk in freeable)
-        for chunk in sorted((one for one in freeable if one.used == oldest), key=lambda one: -one.number):
-            if free >= wanted:
-                break
-            gone.append(chunk)
-            free += int(np.count_nonzero(self._table.held_by_one_cache(chunk.slots)))
-        return self._drop(gone)
+        chunk = self._freeing.first()
+        assert chunk is not None, "evict without oldest"
+        return self._drop([chunk])
+
+    def let_go(self, slots: Slots) -> None:
+        """Somebody holds these slots no more: their chunks may have something to free now."""
+        if self._chunks:
+            for number in distinct(self._chunk_of[indices(slots)]) - {-1}:
+                self._freeing.add(self._chunks[number])
 
     def clear(self) -> Slots:
         """Drops everything. Returns the slots to release."""
@@ -202,12 +223,18 @@ class ChunkRegistry:
     def slots(self) -> list[Slots]:
         return [chunk.slots for chunk in self._chunks.values()]
 
+    def ages(self) -> Iterator[tuple[Slots, int]]:
+        """Each chunk's slots, and when it was last used."""
+        return ((chunk.slots, chunk.used) for chunk in self._chunks.values())
+
     def check_integrity(self) -> None:
         """Asserts that what finds a chunk by slot and by anchor names those that are here, and no other."""
         assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values()) <= self.budget
         for chunk in self._chunks.values():
             assert (self._chunk_of[chunk.slots] == chunk.number).all()
             assert (self._place[chunk.slots] == np.arange(len(chunk.ids))).all()
+            assert chunk in self._all
+            assert chunk in self._freeing or not self._frees(chunk), "eviction would pass over a chunk"
             assert chunk.before is None or chunk.before.after is chunk
             assert chunk.after is None or chunk.after.before is chunk
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
@@ -216,26 +243,16 @@ class ChunkRegistry:
         assert all(self._chunk_of[slot] >= 0 for known in self._anchors.values() for slot in known.values())
 
     def _shrunk(self) -> Slots:
-        """Drops least recently used chunks until the rest keeps to the budget, those that no session holds first."""
-        if self.num_rows <= self.budget:
-            return _NONE
-        held = self._of(self._table.held_by_session)
-        gone, rows = list[_Chunk](), self.num_rows
-        for chunk in sorted(self._chunks.values(), key=lambda chunk: (chunk.number in held, chunk.used, -chunk.number)):
-            if rows <= self.budget:
-                break
-            gone.append(chunk)
-            rows -= len(chunk.ids)
-        return self._drop(gone)
+        """Drops least recently used chunks until the rest keeps to the budget."""
+        gone = [_NONE]
+        while self.num_rows > self.budget:
+            chunk = self._all.first()
+            assert chunk is not None
+            gone.append(self._drop([chunk]))
+        return np.concatenate(gone)
 
-    def _freeable(self) -> list[_Chunk]:
-        """Chunks that have a row which nobody else holds."""
-        return [self._chunks[number] for number in self._of(self._table.held_by_one_cache)]
-
-    def _of(self, chosen: Callable[[Slots], NDArray[np.bool_]]) -> set[int]:
-        """The numbers of the chunks that have a slot which is chosen."""
-        slots = np.flatnonzero(self._chunk_of >= 0).astype(np.int32)
-        return distinct(self._chunk_of[slots[chosen(slots)]])
+    def _frees(self, chunk: _Chunk) -> bool:
+        return bool(self._table.held_by_one_cache(chunk.slots).any())
 
     def _drop(self, chunks: Sequence[_Chunk]) -> Slots:
         for chunk in chunks:

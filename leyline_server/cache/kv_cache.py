@@ -58,6 +58,12 @@ class KVCache:
         """One cache fewer holds these slots."""
         self._released(slots, Holder.CACHE)
 
+    def touch(self, slots: Slots) -> None:
+        """These rows were found by their content. In the tree they are used too, so that a node is never older than a
+        chunk of its rows: else it would be evicted and nothing be free."""
+        now = self.tick()
+        self.tree.touch(self.chunks.touch(slots, now), now)
+
     def clear_caches(self) -> None:
         """Drops the prefix tree, the chunk registry and all rows kept for undo."""
         self.release_cached(self.tree.clear())
@@ -71,6 +77,8 @@ class KVCache:
         self.tree.check_integrity()
         self.chunks.check_integrity()
         self.kept.check_integrity()
+        for slots, used in self.chunks.ages():
+            assert (self.tree.used(slots) >= used).all(), "the tree would give up rows, and nothing be free"
 
     def _evict(self, wanted: int) -> None:
         """Frees so many slots, or all that caches alone hold. The cache whose next victim is the least recently used
@@ -89,3 +97,4 @@ class KVCache:
         # Zeroed whenever they are free: nothing that a FORGET, an eviction or a closed session let go stays in memory.
         if len(slots):
             self.pool.zero(self.table.release(slots, holder))
+            self.chunks.let_go(slots)

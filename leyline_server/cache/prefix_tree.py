@@ -7,7 +7,6 @@ sessions or positions: an exact row's position is its depth.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
+from leyline_server.cache.order import EvictionOrder
 from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices
 
 Ids = NDArray[np.int32]
@@ -26,15 +26,14 @@ _PEEK: Final = 256  # slots at a node's end that are looked at first: what can b
 
 class _Node:
     """`ids` and `slots` of the edge that leads here, the first of them at position `depth`; its children differ in
-    their first id. `queued`: it stands in the order of eviction."""
+    their first id."""
 
-    __slots__ = ("children", "depth", "ids", "number", "parent", "queued", "slots", "used")
+    __slots__ = ("children", "depth", "ids", "number", "parent", "slots", "used")
 
     def __init__(self, number: int, depth: int, ids: Ids, slots: Slots, parent: _Node | None, used: int) -> None:
         self.number, self.depth = number, depth
         self.ids, self.slots, self.parent, self.used = ids, slots, parent, used
         self.children: dict[int, _Node] = {}
-        self.queued = False
 
     @property
     def age(self) -> tuple[int, int]:
@@ -51,8 +50,7 @@ class PrefixTree:
         self._by_number: dict[int, _Node] = {}
         self._next_number = 0
         self._node_of = np.full(table.num_slots, -1, np.int32)  # the number of the node that names a slot
-        # Nodes that may have something to free, by age. An entry may be too young or name a node that is gone.
-        self._order: list[tuple[tuple[int, int], int]] = []
+        self._order = EvictionOrder(self._by_number, self._frees)
         table.watch_cached.append(self._now_cached)
 
     def match(self, namespace: Namespace, ids: Ids, now: int) -> Slots:
@@ -83,7 +81,25 @@ class PrefixTree:
             self._node_of[slots[depth:]] = node.number
         else:
             node = self._add(depth, ids[depth:].copy(), slots[depth:].copy(), node, now)
-        self._queue(node)
+        self._order.add(node)
+
+    def used(self, slots: Slots) -> NDArray[np.int64]:
+        """[n]: when the node that names the slot was last used; the largest number where none does."""
+        unnamed = np.iinfo(np.int64).max
+        numbers = self._node_of[indices(slots)].tolist()
+        return np.array([unnamed if number < 0 else self._by_number[number].used for number in numbers], np.int64)
+
+    def touch(self, slots: Slots, now: int) -> None:
+        """These rows were used from elsewhere: they, and what leads to them, are as young as a text that goes on. What
+        stands behind them in a node grows no younger."""
+        numbers = self._node_of[indices(slots)]
+        for number in distinct(numbers) - {-1}:
+            node = self._by_number[number]
+            upto = int(self._table.written_at[slots[numbers == number]].max()) + 1 - node.depth
+            above: _Node | None = self._split(node, upto) if upto < len(node.ids) else node
+            while above is not None and above.used < now:
+                above.used = now
+                above = above.parent
 
     def cut(self, namespace: Namespace, influence: Influence) -> Slots:
         """Drops every row of this influence, with all that follows it. Returns the slots whose references the caller
@@ -102,13 +118,13 @@ class PrefixTree:
 
     def oldest(self) -> int | None:
         """When the node that `evict` would take from was last used; None when no eviction frees a slot."""
-        node = self._coldest()
+        node = self._order.first()
         return None if node is None else node.used
 
     def evict(self, wanted: int) -> Slots:
         """Takes rows from the end of the least recently used node, with all below it, until `wanted` slots would be
         free or the node is gone. Returns the slots to release."""
-        node = self._coldest()
+        node = self._order.first()
         assert node is not None, "evict without oldest"
         for size in (4 * wanted, len(node.ids)):
             from_end = np.cumsum(self._table.only_cached(node.slots[-size:])[::-1])
@@ -140,7 +156,8 @@ class PrefixTree:
             assert node.used <= node.parent.used or node.parent.number < 0, "a node is younger than what leads to it"
             assert self._by_number[node.number] is node
             assert np.all(self._node_of[node.slots] == node.number)
-            assert node.queued or not self._table.only_cached(node.slots).any(), "eviction would pass over a node"
+            frees = self._table.only_cached(node.slots).any()
+            assert node in self._order or not frees, "eviction would pass over a node"
         named = sum(len(node.slots) for node in self._nodes())
         assert np.count_nonzero(self._node_of >= 0) == named, "a slot names a node that does not name it"
 
@@ -169,7 +186,7 @@ class PrefixTree:
         node.ids, node.slots, node.parent = node.ids[length:], node.slots[length:], upper
         node.depth += length
         upper.children[int(node.ids[0])] = node
-        self._queue(upper)
+        self._order.add(upper)
         return upper
 
     def _add(self, depth: int, ids: Ids, slots: Slots, parent: _Node, used: int) -> _Node:
@@ -205,29 +222,7 @@ class PrefixTree:
     def _now_cached(self, slots: Slots) -> None:
         """No session holds these slots any more: their nodes have something to free."""
         for number in distinct(self._node_of[indices(slots)]) - {-1}:
-            self._queue(self._by_number[number])
-
-    def _queue(self, node: _Node) -> None:
-        if not node.queued:
-            node.queued = True
-            heapq.heappush(self._order, (node.age, node.number))
-
-    def _coldest(self) -> _Node | None:
-        """The least recently used of the lowest nodes that have something to free."""
-        order = self._order
-        while order:
-            age, number = order[0]
-            node = self._by_number.get(number)
-            if node is None:
-                heapq.heappop(order)
-            elif node.age != age:
-                heapq.heapreplace(order, (node.age, number))
-            elif self._frees(node):
-                return node
-            else:
-                heapq.heappop(order)
-                node.queued = False
-        return None
+            self._order.add(self._by_number[number])
 
     def _frees(self, node: _Node) -> bool:
         return any(self._table.only_cached(node.slots[-size:]).any() for size in (_PEEK, len(node.slots)))

@@ -43,6 +43,8 @@ class Rows:
 
     doubt [n] int32, None where all is 0: entries of number i are in doubt together. Of those that have KV, a share,
     shares[i - 1], is computed again by the next request: those whose rows deviate most from what they would be now.
+
+    registered_upto: entries below it were given to the chunk registry, which need not look at them again.
     """
 
     ids: Ids
@@ -53,6 +55,7 @@ class Rows:
     own_text_upto: int = 0
     doubt: Doubt | None = None
     shares: tuple[float, ...] = ()
+    registered_upto: int = 0
 
     @staticmethod
     def empty() -> Rows:
@@ -91,11 +94,17 @@ class Rows:
         return self.edited([(len(self), len(self), fresh, np.full(len(fresh), PENDING, np.int32))])
 
     def truncated(self, length: int) -> Rows:
-        known, own = min(self.known_exact, length), min(self.own_text_upto, length)
-        hashed = min(self._hashed, length)
         doubt = None if self.doubt is None else self.doubt[:length]
-        return Rows(
-            self.ids[:length], self.slots[:length], self._contexts[:length], hashed, known, own, doubt, self.shares
+        return replace(
+            self,
+            ids=self.ids[:length],
+            slots=self.slots[:length],
+            _contexts=self._contexts[:length],
+            _hashed=min(self._hashed, length),
+            known_exact=min(self.known_exact, length),
+            own_text_upto=min(self.own_text_upto, length),
+            doubt=doubt,
+            registered_upto=min(self.registered_upto, length),
         )
 
     def spliced(self, start: int, end: int, ids: Ids, slots: Slots) -> Rows:
@@ -121,7 +130,8 @@ class Rows:
         own = min(self.own_text_upto, first)
         if own == first == len(self) and all(np.all(new == PENDING) for *_, new in spans):
             own = len(all_ids)
-        return Rows(all_ids, all_slots, contexts, hashed, min(self.known_exact, first), own, doubt, self.shares)
+        known, registered = min(self.known_exact, first), min(self.registered_upto, first)
+        return Rows(all_ids, all_slots, contexts, hashed, known, own, doubt, self.shares, registered)
 
     def pending_from(self, start: int) -> Rows:
         """Every entry from `start` on becomes pending."""
@@ -132,18 +142,19 @@ class Rows:
 
     def made_pending(self, index: NDArray[np.int64]) -> Rows:
         """The entries at `index`, ascending, become pending."""
-        new = self.slots.copy()
-        new[index] = PENDING
-        known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
-        return replace(self, slots=new, known_exact=known)
+        return self._with_slots(index, PENDING)
 
     def filled(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
         """The entries at `index`, ascending, get these slots: fresh ones, or rows computed from this text."""
+        rows = self._with_slots(index, slots)
+        return rows if self.doubt is None else rows.settled(index)
+
+    def _with_slots(self, index: NDArray[np.int64], slots: Slots | int) -> Rows:
         new = self.slots.copy()
         new[index] = slots
-        known = min(self.known_exact, int(index[0])) if len(index) else self.known_exact
-        rows = replace(self, slots=new, known_exact=known)
-        return rows if self.doubt is None else rows.settled(index)
+        first = int(index[0]) if len(index) else len(self)
+        known, registered = min(self.known_exact, first), min(self.registered_upto, first)
+        return replace(self, slots=new, known_exact=known, registered_upto=registered)
 
     def borrowed(self, index: NDArray[np.int64], slots: Slots) -> Rows:
         """The entries at `index`, ascending, get slots of rows that were computed from another text."""

@@ -41,15 +41,15 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
     if reuse.takes and reuse.repair.share < 1:
         waits = rows.slots[:-1] == PENDING
         waits[: state.takes_content_from] = False
-        now = cache.tick()
         for start, end in runs(waits):
-            for hit in cache.chunks.match(state.namespace, rows.ids[start:end], now):
+            for hit in cache.chunks.match(state.namespace, rows.ids[start:end]):
                 first = start + hit.start
                 index.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
                 slots.append(hit.slots[reuse.repair.first :])
     taken, found = np.concatenate(index), np.concatenate(slots)
     if len(taken):
         cache.retain(found)
+        cache.touch(found)
         rows = rows.borrowed(taken, found)
         for stretch in stretches(taken) if reuse.repair.share else ():
             rows = rows.doubted(int(stretch[0]), int(stretch[-1]) + 1, reuse.repair.share)

@@ -10,7 +10,7 @@ its members launched one by one, so that one bad request fails alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -198,10 +198,12 @@ class Stepper:
     def _publish(self, request: LocalRequest) -> None:
         """Puts the exact front of the list into the prefix tree, and into the chunk registry where the sequence is
         open to that: nothing behind an edit answers another session."""
-        state = request.sequence
-        upto = state.rows.exact_upto(self._cache.table)
+        state, cache = request.sequence, self._cache
+        upto = state.rows.exact_upto(cache.table)
         if upto:
-            ids, slots, now = state.rows.ids[:upto], state.rows.slots[:upto], self._cache.tick()
-            self._cache.tree.insert(state.namespace, ids, slots, now)
+            ids, slots, now = state.rows.ids[:upto], state.rows.slots[:upto], cache.tick()
+            cache.tree.insert(state.namespace, ids, slots, now)
             if state.reuse.registers:
-                self._cache.release_cached(self._cache.chunks.register(state.namespace, ids, slots, now))
+                examined, gone = cache.chunks.register(state.namespace, ids, slots, state.rows.registered_upto, now)
+                state.rows = replace(state.rows, registered_upto=examined)
+                cache.release_cached(gone)

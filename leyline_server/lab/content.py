@@ -215,6 +215,7 @@ def _unturn(lab: Lab, namespace: Namespace, ids: Sequence[int]) -> None:
     """The books say of the rows that these ids will find that they were written where they will stand. Nobody else may
     hold them."""
     cache = lab.engine.cache
-    for hit in cache.chunks.match(namespace, np.asarray(ids[SINK:-1], np.int32), cache.tick()):
+    cache.release_cached(cache.tree.clear())  # there a row's position says where it stands
+    for hit in cache.chunks.match(namespace, np.asarray(ids[SINK:-1], np.int32)):
         cache.table.written_at[hit.slots] = np.arange(len(hit.slots)) + SINK + hit.start
         cache.table.context[hit.slots] = 0  # they are exact no more

@@ -181,8 +181,8 @@ def test_it_runs_without_recordings(bed):
 def test_a_hit_that_is_other_content_is_noticed(bed, monkeypatch):
     real = content_arms.ChunkRegistry.match
 
-    def shifted(self, namespace, ids, now):
-        return [Hit(hit.start + 1, hit.slots[:-1]) for hit in real(self, namespace, ids, now)]
+    def shifted(self, namespace, ids):
+        return [Hit(hit.start + 1, hit.slots[:-1]) for hit in real(self, namespace, ids)]
 
     monkeypatch.setattr(content_arms.ChunkRegistry, "match", shifted)
     with pytest.raises(WrongResult, match="is other content"):
@@ -192,8 +192,8 @@ def test_a_hit_that_is_other_content_is_noticed(bed, monkeypatch):
 def test_hits_that_overlap_are_noticed(bed, monkeypatch):
     real = content_arms.ChunkRegistry.match
 
-    def twice(self, namespace, ids, now):
-        return [hit for hit in real(self, namespace, ids, now) for _ in range(2)]
+    def twice(self, namespace, ids):
+        return [hit for hit in real(self, namespace, ids) for _ in range(2)]
 
     monkeypatch.setattr(content_arms.ChunkRegistry, "match", twice)
     with pytest.raises(WrongResult, match="overlap"):

@@ -23,13 +23,13 @@ class Texts:
     def add(self, ids):
         slots = self.table.allocate(np.arange(len(ids), dtype=np.int32))
         self.ids_of[slots] = ids
-        self.table.release(self.chunks.register(NAMESPACE, ids, slots, 1), Holder.CACHE)
+        self.table.release(self.chunks.register(NAMESPACE, ids, slots, 0, 1)[1], Holder.CACHE)
         self.chunks.check_integrity()
 
     def spans(self, ids):
         """What is found, each entry of it once and equal."""
         out, upto = [], 0
-        for start, slots in self.chunks.match(NAMESPACE, ids, 2):
+        for start, slots in self.chunks.match(NAMESPACE, ids):
             assert start >= upto, "hits overlap"
             assert len(slots) >= SHORTEST
             upto = start + len(slots)

@@ -48,7 +48,7 @@ def test_a_hit_is_what_the_oracle_makes_of_the_same_rows(lab: Lab) -> None:
     with lab.bench():
         namespace = content._registered(lab, source)
         cache = lab.engine.cache
-        found = cache.chunks.match(namespace, np.asarray(ids[SINK:-1], np.int32), cache.tick())
+        found = cache.chunks.match(namespace, np.asarray(ids[SINK:-1], np.int32))
         written = [cache.table.written_at[hit.slots].tolist() for hit in found]
         (asked,) = lab.ask([Question(lab.open(ids, namespace, ARMS[1].reuse))])
     with detached(lab.model.model):
