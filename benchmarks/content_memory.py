@@ -1,6 +1,7 @@
 """What content reuse costs in slots: the chunk registry with sessions that hold what they find, by count alone.
 
-As in `content_arms` every row counts as exact and is registered. No session has a prefix of another.
+As in the engine, rows behind a session's first hit are approximate and not registered. No session has a prefix of
+another.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class Sessions:
 
     def open(self, ids: Ids) -> Served:
         slots = np.full(len(ids), PENDING, np.int32)
-        for hit in self.chunks.match(NAMESPACE, ids[SINK:-1]):
+        hits = self.chunks.match(NAMESPACE, ids[SINK:-1])
+        exact = SINK + hits[0].start if hits else len(ids)
+        for hit in hits:
             self.cache.touch(hit.slots)
             slots[SINK + hit.start : SINK + hit.start + len(hit.slots)] = hit.slots
         waits = np.flatnonzero(slots == PENDING)
         self.cache.retain(slots)
         slots[waits] = self.cache.allocate(waits.astype(np.int32))
-        _, gone = self.chunks.register(NAMESPACE, ids, slots, 0, self.cache.tick())
+        _, gone = self.chunks.register(NAMESPACE, ids[:exact], slots[:exact], 0, self.cache.tick())
         self.cache.release_cached(gone)
         return Served(slots, len(ids) - len(waits))
 

@@ -11,20 +11,18 @@ those that no session holds first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leyline_server.cache.anchors import GRAM, SHORTEST, anchors
+from leyline_server.cache.chunk import Chunk, Ids, Namespace
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
 from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices, runs
 
-Ids = NDArray[np.int32]
-Namespace = tuple[str, ...]
 _NONE: Final = np.zeros(0, np.int32)
 _CHUNK: Final = 128
 SINK: Final = 32
@@ -39,23 +37,6 @@ class Hit(NamedTuple):
     slots: Slots
 
 
-class _Chunk:
-    """`anchors`: the hashes that lead here. `before`, `after`: the chunks that stand beside it in its own text."""
-
-    __slots__ = ("after", "anchors", "before", "ids", "namespace", "number", "slots", "used")
-
-    def __init__(self, number: int, namespace: Namespace, ids: Ids, slots: Slots, used: int) -> None:
-        self.number, self.namespace, self.ids, self.slots, self.used = number, namespace, ids, slots, used
-        self.anchors: list[int] = []
-        self.before: _Chunk | None = None
-        self.after: _Chunk | None = None
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """Smaller gives way first: of a text its end."""
-        return self.used, -self.number
-
-
 class ChunkRegistry:
     """All namespaces' chunks, of `budget` rows together. `now` is the clock of the cache: a larger value is later."""
 
@@ -63,7 +44,7 @@ class ChunkRegistry:
         self.budget = budget
         self.num_rows = 0
         self._table = table
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, Chunk] = {}
         self._next_number = 0
         self._anchors: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
         self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
@@ -111,9 +92,10 @@ class ChunkRegistry:
             same = _common(here.ids[offset:], ids[end:])
             right.append(here.slots[offset : offset + same])
             end += same
-            if offset + same < len(here.ids) or here.after is None or end == len(ids):
+            after = here.after(int(ids[end])) if offset + same == len(here.ids) and end < len(ids) else None
+            if after is None:
                 break
-            here, offset = here.after, 0
+            here, offset = after, 0
         start, left = at, list[Slots]()
         here, offset = chunk, place
         while True:
@@ -163,40 +145,40 @@ class ChunkRegistry:
 
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
         count = max(1, (end - start) // _CHUNK)
-        bounds = np.linspace(start, end, count + 1).astype(int)
-        before = self._beside(slots[start - 1 : start], end=True)
+        bounds = np.linspace(start, end, count + 1).astype(int).tolist()
+        parent = self._last(slots[:start])
         for low, high in pairwise(bounds):
-            chunk = _Chunk(self._next_number, namespace, ids[low:high].copy(), slots[low:high].copy(), now)
+            chunk = Chunk(self._next_number, namespace, low, ids[low:high].copy(), slots[low:high].copy(), now)
             self._next_number += 1
             self._chunks[chunk.number] = chunk
             self._all.add(chunk)
             self._chunk_of[chunk.slots] = chunk.number
             self._place[chunk.slots] = np.arange(len(chunk.slots))
-            if before is not None:
-                before.after, chunk.before = chunk, before
-            before = chunk
-        after = self._beside(slots[end : end + 1], end=False)
-        if before is not None and after is not None:
-            before.after, after.before = after, before
+            chunk.hang(parent)
+            parent = chunk
+        follower = self._last(slots[end : end + 1])
+        if follower is not None:  # what is new fills a gap
+            follower.hang(parent)
         self._table.retain(slots[start:end], Holder.CACHE)
         self.num_rows += end - start
 
-    def _beside(self, slot: Slots, end: bool) -> _Chunk | None:
-        """The chunk that ends, or begins, with this slot, if nothing is beside it yet."""
-        chunk = self._chunks.get(int(self._chunk_of[slot[0]])) if len(slot) else None
-        if chunk is None or int(self._place[slot[0]]) != (len(chunk.ids) - 1 if end else 0):
-            return None
-        return chunk if (chunk.after if end else chunk.before) is None else None
+    def _last(self, slots: Slots) -> Chunk | None:
+        """The chunk of the last of these slots that is in any."""
+        numbers = self._chunk_of[indices(slots)]
+        named = np.flatnonzero(numbers >= 0)
+        return self._chunks[int(numbers[named[-1]])] if len(named) else None
 
     # ------------------------------------------------------------ letting go
 
     def cut(self, namespace: Namespace, influence: Influence) -> Slots:
-        """Drops every chunk that has a row of this influence. Returns the slots to release."""
+        """Drops every chunk that has a row of this influence, and all that was computed from it. Returns the slots to
+        release."""
         if not self._chunks:
             return _NONE
         slots = np.flatnonzero(self._chunk_of >= 0)
         found = distinct(self._chunk_of[slots[influence.among(self._table.context[slots])]])
-        return self._drop([self._chunks[number] for number in found if self._chunks[number].namespace == namespace])
+        own = [self._chunks[number] for number in found if self._chunks[number].namespace == namespace]
+        return self._drop({below.number: below for chunk in own for below in chunk.below()}.values())
 
     def oldest(self) -> int | None:
         """When the chunk that `evict` would take was last used; None when no eviction frees a slot."""
@@ -235,8 +217,8 @@ class ChunkRegistry:
             assert (self._place[chunk.slots] == np.arange(len(chunk.ids))).all()
             assert chunk in self._all
             assert chunk in self._freeing or not self._frees(chunk), "eviction would pass over a chunk"
-            assert chunk.before is None or chunk.before.after is chunk
-            assert chunk.after is None or chunk.after.before is chunk
+            assert chunk.parent is None or self._chunks[chunk.parent.number].children.count(chunk) == 1
+            assert all(child.parent is chunk and child.start >= chunk.start for child in chunk.children)
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
         led = {(chunk.namespace, anchor) for chunk in self._chunks.values() for anchor in chunk.anchors}
         assert led == {(namespace, anchor) for namespace, known in self._anchors.items() for anchor in known}
@@ -251,11 +233,13 @@ class ChunkRegistry:
             gone.append(self._drop([chunk]))
         return np.concatenate(gone)
 
-    def _frees(self, chunk: _Chunk) -> bool:
+    def _frees(self, chunk: Chunk) -> bool:
         return bool(self._table.held_by_one_cache(chunk.slots).any())
 
-    def _drop(self, chunks: Sequence[_Chunk]) -> Slots:
+    def _drop(self, chunks: Iterable[Chunk]) -> Slots:
+        gone = [_NONE]
         for chunk in chunks:
+            gone.append(chunk.slots)
             del self._chunks[chunk.number]
             self._chunk_of[chunk.slots] = -1
             self.num_rows -= len(chunk.ids)
@@ -263,11 +247,8 @@ class ChunkRegistry:
                 del self._anchors[chunk.namespace][anchor]
             if not self._anchors.get(chunk.namespace, True):
                 del self._anchors[chunk.namespace]
-            if chunk.before is not None:
-                chunk.before.after = None
-            if chunk.after is not None:
-                chunk.after.before = None
-        return np.concatenate([_NONE, *(chunk.slots for chunk in chunks)])
+            chunk.leave()
+        return np.concatenate(gone)
 
 
 def _common(here: Ids, there: Ids) -> int:

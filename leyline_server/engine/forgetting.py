@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.kv_cache import KVCache
@@ -22,11 +23,13 @@ def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, plan: Pl
 
     They are the span's rows and the rows behind it, rows kept for undo, and rows that this sequence lost to an
     eviction while the tree may hold them still; and those of the text as it stands, which another may have computed.
+    Content hits behind the span were computed elsewhere, from other text.
     """
     rows, start, table = state.rows, item.edit.start, cache.table
     found = Influence()
     found.add_rows(table, item.ids, item.slots)
-    found.add_rows(table, plan.tail_ids, plan.tail_slots)
+    own = _own_tail(state, plan)
+    found.add_rows(table, plan.tail_ids[own], plan.tail_slots[own])
     for edit_id in (*item.edit.forgotten, *item.edit.stale):
         cache.kept.add_to(found, (state.id, edit_id))
     if len(state.lost):
@@ -47,7 +50,7 @@ def held_elsewhere(
     """The other sequences of the namespace that hold some of what a FORGET drops: the rows, or the same text's."""
     kept, table = cache.kept, cache.table
     keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
-    from_list = np.concatenate([item.slots, plan.tail_slots])
+    from_list = np.concatenate([item.slots, plan.tail_slots[_own_tail(state, plan)]])
     from_kept = np.concatenate([from_list[:0], *(kept.get(key)[1] for key in keys if kept.has(key))])
     gone = np.concatenate([from_list, from_kept])
     # The references say whether any list but this one can hold them.
@@ -71,6 +74,11 @@ def held_elsewhere(
             ):
                 found.append(other.id)
     return tuple(found)
+
+
+def _own_tail(state: SequenceState, plan: Plan) -> NDArray[np.bool_]:
+    """[n]: which of the rows behind the span were computed behind it; the others are content hits."""
+    return np.isin(plan.tail_slots, state.borrowed, invert=True)
 
 
 def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, influence: Influence) -> None:

@@ -92,7 +92,7 @@ class LocalEngine:
         origin = self.sequences[sequence]
         self.cache.retain(origin.rows.slots)
         copy = self._add(origin.namespace, origin.reuse, origin.rows)
-        copy.takes_content_from = origin.takes_content_from
+        copy.takes_content_from, copy.borrowed = origin.takes_content_from, origin.borrowed
         copy.cold, copy.edited, copy.evicted = origin.cold, origin.edited, origin.evicted
         copy.lost = origin.lost
         self.cache.kept.copy(origin.id, copy.id)

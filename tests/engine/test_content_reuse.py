@@ -229,6 +229,34 @@ def test_forget_takes_it_out_of_the_registry(loaded, unpatched, variant, close):
     assert rig.prefill(rig.open([9, *MOVED], reuse=CONTENT)).content_hit == 0
 
 
+def test_forget_of_a_hit_reaches_what_its_source_computed_behind_it(loaded, unpatched, variant):
+    """The source is closed, and the tree holds none of it: only the registry knows what stood behind what."""
+    source, moved = pairs(loaded, unpatched, variant)
+    rig = moved.rig
+    rig.prefill(moved.sequence)
+    rig.engine.close(source.sequence)
+    rig.engine.cache.release_cached(rig.engine.cache.tree.clear())
+    at = SPANS[1][0] + 60  # in the first document of the source: the second one was computed behind it
+    rig.engine.splice(moved.sequence, [rig.edit(at, at + 5, [], forget=True)])
+    rig.engine.close(moved.sequence)
+    assert rig.prefill(rig.open([9, *LONGER, *SECOND, *QUESTION], reuse=CONTENT)).content_hit == 0
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_forget_in_front_of_hits_leaves_them_to_others(loaded, unpatched, variant, evicted):
+    """They were computed by another session, from other text."""
+    _, moved = pairs(loaded, unpatched, variant)
+    rig = moved.rig
+    rig.prefill(moved.sequence)
+    if evicted:
+        assert rig.engine._admission._evict_idle()  # the source
+        assert rig.engine._admission._evict_idle()
+        assert not (rig.slots(moved.sequence) >= 0).any()
+    (receipt,) = rig.engine.splice(moved.sequence, [rig.edit(50, 52, [], forget=True)])
+    assert receipt.held_elsewhere == ()
+    assert rig.prefill(rig.open([9, *MOVED], reuse=CONTENT)).content_hit == 160
+
+
 def test_a_forgetting_session_computes_anew(loaded, unpatched, variant):
     """Not even rows of other sessions answer what stands behind a FORGET; what is appended later may be found."""
     _, moved = pairs(loaded, unpatched, variant)

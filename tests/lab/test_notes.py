@@ -1,4 +1,4 @@
-"""The second embedded model, trained with edits: it follows what was removed, where tiny follows what never was there."""
+"""The second embedded model, trained with edits, follows what was removed; tiny follows what never was there."""
 
 from __future__ import annotations
 
