@@ -228,7 +228,7 @@ class Canary:
         passed: whether all is in bounds. If not, AMORTIZE is refused unless the server was told to warn only.
         rotation_error: relative error of keys that are turned by many positions.
         oracle_kl: nats; AMORTIZE against Hugging Face's own attention over the edited cache.
-        oracle_noise: nats; Hugging Face's attention against itself in other passes. `oracle_kl` may be four times that.
+        unedited_kl: nats; the same where nothing was edited. `oracle_kl` may be four times that.
         agreement: share of probes in which AMORTIZE and the unedited session begin alike; None where it was `skipped`.
         probes: how many there were.
         threshold: the least agreement.
@@ -239,7 +239,7 @@ class Canary:
     passed: bool
     rotation_error: float
     oracle_kl: float
-    oracle_noise: float
+    unedited_kl: float
     agreement: float | None
     probes: int
     threshold: float

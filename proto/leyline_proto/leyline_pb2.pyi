@@ -373,7 +373,7 @@ class Canary(_message.Message):
     PROBES_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
-    ORACLE_NOISE_FIELD_NUMBER: _builtins.int
+    UNEDITED_KL_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     passed: _builtins.bool
     rotation_error: _builtins.float
@@ -386,8 +386,8 @@ class Canary(_message.Message):
     """those that the model answers unedited"""
     threshold: _builtins.float
     """the least agreement"""
-    oracle_noise: _builtins.float
-    """nats, between two of Hugging Face's own passes over one text: oracle_kl may be 4 of it"""
+    unedited_kl: _builtins.float
+    """nats, the same where nothing was edited: oracle_kl may be four times that"""
     skipped: _builtins.str
     """why there is no agreement: a chat format without tools, a model that can't answer"""
     @_builtins.property
@@ -404,12 +404,12 @@ class Canary(_message.Message):
         probes: _builtins.int = ...,
         threshold: _builtins.float = ...,
         failures: _abc.Iterable[_builtins.str] | None = ...,
-        oracle_noise: _builtins.float = ...,
+        unedited_kl: _builtins.float = ...,
         skipped: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "failures", b"failures", "oracle_kl", b"oracle_kl", "oracle_noise", b"oracle_noise", "passed", b"passed", "probes", b"probes", "rotation_error", b"rotation_error", "skipped", b"skipped", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "failures", b"failures", "oracle_kl", b"oracle_kl", "passed", b"passed", "probes", b"probes", "rotation_error", b"rotation_error", "skipped", b"skipped", "threshold", b"threshold", "unedited_kl", b"unedited_kl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
     _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015

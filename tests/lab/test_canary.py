@@ -78,9 +78,16 @@ def test_it_asks_the_modules_that_are_served_also_where_they_are_fused() -> None
 def test_a_model_that_differs_from_itself_may_differ_four_times_that(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, kl: float, passed: bool
 ) -> None:
-    monkeypatch.setattr(canary, "_oracle_noise", lambda lab, ids: 0.1)
+    monkeypatch.setattr(canary, "_unedited_kl", lambda lab, ids: 0.1)
+    monkeypatch.setitem(canary.UNEDITED_BOUND, torch.float32, 1.0)
     monkeypatch.setattr(canary, "_oracle_kl", lambda lab, ids: kl)
     report = canary.run(lab, 0.0, probes=1)
     assert report.passed is passed
-    assert (report.oracle_kl, report.oracle_noise) == (kl, 0.1)
+    assert (report.oracle_kl, report.unedited_kl) == (kl, 0.1)
     assert passed or "above 0.4" in report.failures[0]
+
+
+def test_a_model_that_is_far_from_hugging_faces_unedited_fails(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "_unedited_kl", lambda lab, ids: 0.5)
+    (failure,) = canary.run(lab, 0.0, probes=1).failures
+    assert "an unedited text differs" in failure

@@ -33,7 +33,7 @@ def test_the_embedded_model_passes(serve: Serve) -> None:
     assert (canary.agreement, canary.probes, canary.threshold) == (1.0, 24, 0.9)
     assert 0 < canary.rotation_error < 1e-5
     assert 0 <= canary.oracle_kl < 1e-8
-    assert 0 < canary.oracle_noise < 1e-8
+    assert 0 < canary.unedited_kl < 1e-8
     assert server.parts.engine.stats().in_use == server.parts.engine.stats().cached == 0, "it leaves nothing behind"
     edited(server, Mode.AMORTIZE)
 
