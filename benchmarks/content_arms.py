@@ -29,6 +29,7 @@ Cutter = Callable[[Text], list[int]]
 NAMESPACE: Final = ("bench",)
 OURS: Final = "leyline: anchors"
 MARKED: Final = "threshold, shared parts marked"
+MARKED_TOO: Final = "the same, and windows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,21 @@ class AnyOffset:
             self._known.setdefault(found, text.ids[at : at + EXPECTED])
 
 
+class Together:
+    """What one of several finds."""
+
+    def __init__(self, *arms: Arm) -> None:
+        self._arms = arms
+
+    def find(self, text: Text, prefix: Prefix) -> Iterator[Found]:
+        for arm in self._arms:
+            yield from arm.find(text, prefix)
+
+    def add(self, text: Text, prefix: Prefix) -> None:
+        for arm in self._arms:
+            arm.add(text, prefix)
+
+
 class Registry:
     """The server's chunk registry, driven as the engine drives it, but that every text's rows count as exact: those of
     an exact prefix are the earlier text's, the others are its own, and all are registered."""
@@ -148,6 +164,7 @@ def arms(num_slots: int) -> dict[str, Arm]:
         "local minimum, extended": Chunks(lambda text: local_minimum(text.ids), extended=True),
         OURS: Registry(num_slots),
         MARKED: Chunks(marked),
+        MARKED_TOO: Together(Chunks(marked), AnyOffset()),
     }
 
 

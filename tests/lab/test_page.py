@@ -1,4 +1,4 @@
-"""docs/fidelity.md says what its rows say: each line of its tables is made anew from them."""
+"""docs/fidelity.md and docs/content-reuse.md say what their rows say: each line of a table is made anew from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from leyline_server.lab import content
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fidelity.md").read_text()
+CONTENT_PAGE = (ROOT / "docs" / "content-reuse.md").read_text()
 KINDS = {
     "removed": "held the asked value, is cleared (*removed*)",
     "removed later": "the same, after the agent's next call (*removed later*)",
@@ -31,8 +34,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 class Model:
     """The rows of one model, by what they say."""
 
-    def __init__(self, name: str) -> None:
-        own = rows(ROOT / "docs" / "fidelity" / name / "lab.jsonl")
+    def __init__(self, path: str) -> None:
+        own = rows(ROOT / "docs" / path)
         self.rows = {(row["case"], row["arm"], row["metric"]): row for row in own}
 
     def share(self, case: str, arm: str, metric: str) -> str:
@@ -45,7 +48,7 @@ class Model:
         return f"{value:.0e}".replace("e-0", "e-") if value < 0.1 else f"{value:.1g}"
 
 
-TINY, NOTES = Model("tiny"), Model("notes")
+TINY, NOTES = Model("fidelity/tiny/lab.jsonl"), Model("fidelity/notes/lab.jsonl")
 
 
 def following() -> Iterator[str]:
@@ -96,11 +99,48 @@ def less(whole: dict[tuple[str, str], dict[str, Any]], arm: str, metric: str, di
     return f" ({row['low']:+,.{digits}f} to {row['high']:+,.{digits}f})"
 
 
+def needles() -> Iterator[str]:
+    for name in ("tiny", "notes"):
+        model = Model(f"content-reuse/{name}.jsonl")
+        for kind in content.KINDS:
+            cells = [model.share(kind, arm, "needle found") for arm in ("C", "C+16", "C+15%", "C+50%", "N")]
+            yield f"| {name}, {kind} | {' | '.join(cells)} | {model.number(kind, 'C', 'KL from F')} |"
+
+
+def found() -> Iterator[str]:
+    arms = {
+        "blocks of 128": "fixed blocks",
+        "windows of 128, any offset": "windows",
+        "threshold": "the paper's",
+        "threshold, shared parts marked": "with markers",
+        "the same, and windows": "and windows",
+        "local minimum": "local minima",
+        "local minimum, extended": ".. extended",
+        "leyline: anchors": "**anchors**",
+    }
+    yield "| | " + " | ".join([*arms.values(), "of all tokens"]) + " |"
+    own = rows(ROOT / "benchmarks" / "results" / "content_recovery.jsonl")
+    values = {(row["case"].partition(";")[0], row["arm"], row["metric"]): row["value"] for row in own}
+    for case in dict.fromkeys(case for case, _, metric in values if metric == "found of what is there"):
+        cells = [values.get((case, arm, "found of what is there")) for arm in arms]
+        all_tokens = [values[case, arm, "reused of all tokens"] for arm in ("exact prefix", OURS, "all that is there")]
+        shares = " | ".join("-" if cell is None else f"{cell:.1f}" for cell in cells)
+        yield f"| {case.partition(': ')[2]} | {shares} | {', '.join(f'{one:.1f}' for one in all_tokens)} |"
+
+
+OURS = "leyline: anchors"
+
+
+@pytest.mark.parametrize("line", [*needles(), *found()])
+def test_the_page_of_content_reuse_has_the_line(line: str) -> None:
+    assert line in CONTENT_PAGE
+
+
 @pytest.mark.parametrize("line", [*following(), *trained(), *apart(), *policies()])
 def test_the_page_has_the_line(line: str) -> None:
     assert line in PAGE
 
 
 if __name__ == "__main__":
-    for made in (following, trained, apart, policies):
+    for made in (following, trained, apart, policies, needles, found):
         print("\n".join(made()), "\n")
