@@ -118,7 +118,7 @@ def found() -> Iterator[str]:
         "local minimum, extended": ".. extended",
         "leyline: anchors": "**anchors**",
     }
-    yield "| | " + " | ".join([*arms.values(), "of all tokens"]) + " |"
+    yield "| | " + " | ".join([*arms.values(), "all"]) + " |"
     own = rows(ROOT / "benchmarks" / "results" / "content_recovery.jsonl")
     values = {(row["case"].partition(";")[0], row["arm"], row["metric"]): row["value"] for row in own}
     for case in dict.fromkeys(case for case, _, metric in values if metric == "found of what is there"):
