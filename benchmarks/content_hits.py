@@ -3,7 +3,8 @@
 Ten documents were read once, by another session, behind another header; then each prompt has them in an order of its
 own behind a header of its own, with new text between them. The rival computes the prompt, of equal length, that nobody
 has seen. Energy is the GPU's own counter over all prompts of an arm, each from its append to its first token.
-Also: how many slots sessions hold that read the same documents at once, against a store that copies what it finds.
+Also: how many slots sessions hold that read the same documents at once, against a store that copies what it finds; and
+whether another tenant can tell by the clock that somebody has read what it reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from benchmarks.timing import Energy
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.repair import Repair
 from leyline_proto.reuse import PREFIX, Reuse
+from leyline_server.engine.engine import Namespace
 from leyline_server.engine.local import LocalEngine
+from leyline_server.lab.statistics import wilson
 
 DOCUMENTS: Final = 10
 SESSIONS: Final = 16
@@ -34,6 +37,7 @@ ARMS: Final = {
     "content hits, 15 % computed": Reuse(pb.REUSE_CONTENT, Repair(share=0.15)),
 }
 SAME: Final = f"{SESSIONS} sessions, the same {DOCUMENTS} documents"
+TENANT: Final = "another tenant"
 COPYING: Final = "a store that copies"
 
 
@@ -68,8 +72,10 @@ def _registered(bed: Bed) -> tuple[LocalEngine, list[list[int]]]:
     return engine, known
 
 
-def _ask(engine: LocalEngine, ids: Sequence[int], reuse: Reuse) -> tuple[int, drive.Watch]:
-    sequence = engine.open(NAMESPACE, reuse)
+def _ask(
+    engine: LocalEngine, ids: Sequence[int], reuse: Reuse, tenant: Namespace = NAMESPACE
+) -> tuple[int, drive.Watch]:
+    sequence = engine.open(tenant, reuse)
     engine.append(sequence, ids)
     watch = drive.generate(engine, sequence, 1)
     drive.run(engine, watch)
@@ -96,7 +102,7 @@ def check(bed: Bed) -> None:
 
 
 def rows(bed: Bed, case: str) -> Iterable[Measured]:
-    yield from _memory(bed, case) if case == SAME else _first_tokens(bed, case)
+    yield from {SAME: _memory, TENANT: _another_tenant}.get(case, _first_tokens)(bed, case)
 
 
 def _first_tokens(bed: Bed, case: str) -> Iterable[Measured]:
@@ -141,8 +147,40 @@ def _memory(bed: Bed, case: str) -> Iterable[Measured]:
         engine.close(sequence)
 
 
+def _another_tenant(bed: Bed, case: str) -> Iterable[Measured]:
+    """In turn a prompt of what the first tenant has read, and one of what nobody has. Half of the pairs is a coin."""
+    engine, known = _registered(bed)
+    unknown = [bed.ids(len(text), seed=9000 + number) for number, text in enumerate(known)]
+    times: dict[str, list[float]] = {"what another has read": [], "what nobody has read": []}
+    for repeat in range(-1, REPEATS):
+        asked = list(zip(times, (known, unknown), strict=True))
+        for arm, texts in asked if repeat % 2 else reversed(asked):
+            tenant = (f"other {arm} {repeat}", NAMESPACE[1])  # one that has computed nothing itself
+            ids = prompt(bed, texts, seed=6000 + repeat)
+            sequence, watch = _ask(engine, ids, ARMS["content hits"], tenant)
+            require(watch.report is not None and watch.report.reused == 0, "a tenant has hit another's rows")
+            engine.close(sequence)
+            if repeat >= 0:  # the first warms up
+                times[arm].append(watch.ttft)
+    for arm, taken in times.items():
+        yield measured(case, arm, "first token", taken, "s")
+    read, unread = times.values()
+    sooner = [one < other for one, other in zip(read, unread, strict=True)]
+    low, high = wilson(sum(sooner), len(sooner))
+    yield Measured(
+        case,
+        "what another has read",
+        "sooner",
+        100 * sum(sooner) / len(sooner),
+        "% of pairs",
+        len(sooner),
+        100 * low,
+        100 * high,
+    )
+
+
 def cases(bed: Bed) -> Sequence[str]:
-    return [f"{length(bed):,} tokens, 80 % moved", SAME]
+    return [f"{length(bed):,} tokens, 80 % moved", SAME, TENANT]
 
 
 BENCH = Bench("content_hits", "cpu", check, cases, rows)

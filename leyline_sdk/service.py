@@ -70,7 +70,7 @@ class Service:
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)
         limits = self._limits or (yield from self.server_info()).limits
-        state = (yield from _resume(session_id, wanted, reuse, create)) if session_id else None
+        state = (yield from _resume(session_id, wanted, reuse, reuse_repair, create)) if session_id else None
         created = state is None
         if state is None:
             with building():
@@ -116,7 +116,7 @@ class Service:
 
 
 def _resume(
-    session_id: str, wanted: Sequence[pb.Tool], reuse: Reuse | None, create: bool
+    session_id: str, wanted: Sequence[pb.Tool], reuse: Reuse | None, repair: Repair | None, create: bool
 ) -> Op[pb.SessionState | None]:
     """A session that exists, with its content; None when one has to be created."""
     try:
@@ -134,6 +134,11 @@ def _resume(
     if reuse is not None and reuse != has:
         raise ConfigError(
             f"session {session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use another id"
+        )
+    if repair is not None and repair_to_pb(repair) != got.session.reuse_repair:
+        raise ConfigError(
+            f"session {session_id!r} was created with another reuse_repair than {repair}; resume it without, or use "
+            "another id"
         )
     return got.session
 

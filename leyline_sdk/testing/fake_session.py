@@ -179,7 +179,8 @@ def described(
     out = state.conversation.state()
     out.num_pending = kv.num_pending(state.rows)
     out.exact_upto = kv.exact_upto(state.rows)
-    out.busy, out.reuse = session.busy, session.reuse.mode
+    out.busy = session.busy
+    session.reuse.tell(out)
     if token_ids:
         out.token_ids.extend(kv.tokens(state.rows))
     for span in out.messages if content else ():

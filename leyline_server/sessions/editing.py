@@ -95,7 +95,8 @@ def state(serving: Serving, session: Session) -> pb.SessionState:
     # The engine's list is longer while a Generate runs: its message enters the conversation at its end.
     out.num_pending = serving.engine.num_pending(session.sequence, out.num_tokens)
     out.exact_upto = min(out.num_tokens, serving.engine.exact_upto(session.sequence))
-    out.busy, out.reuse = session.run is not None, session.reuse.mode
+    out.busy = session.run is not None
+    session.reuse.tell(out)
     return out
 
 

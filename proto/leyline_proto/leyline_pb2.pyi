@@ -699,6 +699,7 @@ class SessionState(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     REUSE_FIELD_NUMBER: _builtins.int
+    REUSE_REPAIR_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     version: _builtins.int
     num_tokens: _builtins.int
@@ -722,6 +723,10 @@ class SessionState(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """only when asked for"""
 
+    @_builtins.property
+    def reuse_repair(self) -> Global___Repair:
+        """where one was asked for"""
+
     def __init__(
         self,
         *,
@@ -738,12 +743,15 @@ class SessionState(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         busy: _builtins.bool = ...,
         reuse: Global___Reuse.ValueType = ...,
+        reuse_repair: Global___Repair | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair", "reuse_repair", b"reuse_repair"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "reuse", b"reuse", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair", "busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "reuse", b"reuse", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reuse_repair: _TypeAlias = _typing.Literal["reuse_repair"]  # noqa: Y015
+    _WhichOneofArgType__reuse_repair: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reuse_repair) -> _WhichOneofReturnType__reuse_repair | None: ...
 
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 

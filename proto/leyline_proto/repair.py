@@ -22,6 +22,11 @@ class Repair:
 NO_REPAIR: Final = Repair()
 
 
+def repair_to_pb(repair: Repair) -> pb.Repair:
+    """As a client would ask for it."""
+    return pb.Repair(share=repair.share) if repair.share else pb.Repair(first=repair.first)
+
+
 def num_of_share(count: int, share: float) -> int:
     """How many of so many tokens a share is, rounded up; 0.1 of ten is one."""
     return math.ceil(round(count * share, 4))

@@ -7,7 +7,7 @@ from typing import Final
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.refusal import Refusal
-from leyline_proto.repair import NO_REPAIR, Repair, amount_of
+from leyline_proto.repair import NO_REPAIR, Repair, amount_of, repair_to_pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,12 @@ class Reuse:
 
     mode: pb.Reuse.ValueType = pb.REUSE_PREFIX
     repair: Repair = NO_REPAIR
+
+    def tell(self, state: pb.SessionState) -> None:
+        """Writes it into what a client mirrors."""
+        state.reuse = self.mode
+        if self.repair != NO_REPAIR:
+            state.reuse_repair.CopyFrom(repair_to_pb(self.repair))
 
     @property
     def registers(self) -> bool:
@@ -40,8 +46,7 @@ def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str)
     mode = request.reuse or pb.REUSE_PREFIX
     if mode not in pb.Reuse.values():
         raise Refusal("INVALID_ARGUMENT", f"reuse is {mode}, which is no mode", field="reuse", value=mode)
-    takes = mode == pb.REUSE_CONTENT
-    if takes and refused:
+    if mode != pb.REUSE_PREFIX and refused:
         raise Refusal(
             "NOT_SUPPORTED",
             f"this model does not support content reuse: {refused}",
@@ -50,6 +55,6 @@ def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str)
         )
     if not request.HasField("reuse_repair"):
         return Reuse(mode)
-    if not takes:
+    if mode != pb.REUSE_CONTENT:
         raise Refusal("INVALID_ARGUMENT", "there is nothing to repair but content hits", field="reuse_repair")
     return Reuse(mode, amount_of(request.reuse_repair, "reuse_repair", share_refused))

@@ -17,7 +17,7 @@ def test_prompts_are_as_long_as_they_should_be_and_four_fifths_of_them_known(bed
 def test_each_case_has_its_figures(bed, monkeypatch):
     monkeypatch.setattr(content_hits, "REPEATS", 2)
     BENCH.check(bed)
-    moved, same = BENCH.cases(bed)
+    moved, same, tenant = BENCH.cases(bed)
     assert same == SAME
     rows = {(row.arm, row.metric): row.value for row in BENCH.rows(bed, moved)}
     assert {arm for arm, _ in rows} == set(ARMS)
@@ -29,3 +29,6 @@ def test_each_case_has_its_figures(bed, monkeypatch):
     # What is new may by chance go on as a document does elsewhere.
     assert abs(slots["content hits"] - (length(bed) * 4 // 5 + SESSIONS * length(bed) // 5)) < SESSIONS
     assert slots[COPYING] == SESSIONS * length(bed)
+    figures = list(BENCH.rows(bed, tenant))
+    assert [figure.metric for figure in figures] == ["first token", "first token", "sooner"]
+    assert 0 <= figures[2].low <= figures[2].value <= figures[2].high <= 100

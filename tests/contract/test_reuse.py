@@ -58,7 +58,11 @@ def test_a_fork_has_its_sessions(side: Side, create: Create, reuse: pb.Reuse.Val
     "repair", [{"first": 0}, {"first": 16}, {"first": 2**31 - 1}, {"share": 0.001}, {"share": 1.0}], ids=str
 )
 def test_a_repair_of_what_it_takes(create: Create, repair: dict[str, Any]) -> None:
-    assert create(**TAKES, reuse_repair=pb.Repair(**repair)).reuse == pb.REUSE_CONTENT
+    state = create(**TAKES, reuse_repair=pb.Repair(**repair))
+    assert state.reuse == pb.REUSE_CONTENT
+    assert state.HasField("reuse_repair") is (repair != {"first": 0})
+    if state.HasField("reuse_repair"):
+        assert state.reuse_repair == pb.Repair(**repair)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -125,6 +129,7 @@ def test_a_model_that_cant_turn_keys(sides_that_cant: list[Side]) -> None:
             "CONTENT_REUSE",
             "its keys don't turn",
         )
-        for reuse in (pb.REUSE_PREFIX, pb.REUSE_REGISTER):
-            state = side.call(pb.CreateSessionRequest(request_id=fresh(), reuse=reuse)).session
-            side.call(pb.CloseSessionRequest(request_id=fresh(), session_id=state.session_id))
+        with pytest.raises(errors.NotSupported):
+            side.call(pb.CreateSessionRequest(request_id=fresh(), reuse=pb.REUSE_REGISTER))
+        state = side.call(pb.CreateSessionRequest(request_id=fresh(), reuse=pb.REUSE_PREFIX)).session
+        side.call(pb.CloseSessionRequest(request_id=fresh(), session_id=state.session_id))

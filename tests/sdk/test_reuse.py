@@ -98,7 +98,9 @@ def test_a_model_that_cant_turn_keys_refuses_to_take() -> None:
     client = FakeServer(amortize_refused="no turning").client()
     with pytest.raises(errors.NotSupported, match="content reuse"):
         client.session(reuse=Reuse.CONTENT)
-    assert client.session(reuse=Reuse.REGISTER).reuse is Reuse.REGISTER
+    with pytest.raises(errors.NotSupported, match="content reuse"):
+        client.session(reuse=Reuse.REGISTER)
+    assert client.session(reuse=Reuse.PREFIX).reuse is Reuse.PREFIX
 
 
 def test_a_resumed_session_has_its_own() -> None:
@@ -109,6 +111,8 @@ def test_a_resumed_session_has_its_own() -> None:
             client.session("s", reuse=other)
     for same in ({}, {"reuse": Reuse.CONTENT}, {"reuse": Reuse.CONTENT, "reuse_repair": Repair(first=4)}):
         assert client.session("s", **cast(Any, same)).reuse is Reuse.CONTENT
+    with pytest.raises(errors.ConfigError, match=r"another reuse_repair than Repair\(first=5"):
+        client.session("s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=5))
     client.session("plain")
     with pytest.raises(errors.ConfigError, match="PREFIX, not CONTENT"):
         client.session("plain", reuse=Reuse.CONTENT)
