@@ -19,15 +19,15 @@ import numpy as np
 from benchmarks.bench import require
 from benchmarks.content_cutters import EXPECTED, Ids, blocks, local_minimum, threshold, windows
 from benchmarks.content_input import Text
-from leyline_server.cache.anchors import SHORTEST
 from leyline_server.cache.chunks import SINK, ChunkRegistry
+from leyline_server.cache.fingerprints import SHORTEST
 from leyline_server.cache.slots import Holder, Slots, SlotTable
 
 Found = tuple[int, Ids]
 """Where in the text, and the ids that the arm has for it."""
 Cutter = Callable[[Text], list[int]]
 NAMESPACE: Final = ("bench",)
-OURS: Final = "leyline: anchors"
+OURS: Final = "leyline: fingerprints"
 MARKED: Final = "threshold, shared parts marked"
 MARKED_TOO: Final = "the same, and windows"
 

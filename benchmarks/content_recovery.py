@@ -3,8 +3,8 @@
 Held against every match of 32 ids and more with any earlier text: nothing that looks for such matches finds more. Five
 seeded patterns, and recorded prompts where they are given. No model runs: all texts count as exact and all are
 registered, so these are shares of what is there to find; the engine registers only what was computed exactly. The ways
-that lost are arms here and nowhere else. Which anchors a text has hangs on a number that each process draws: our shares
-differ from run to run, by a tenth of a percent.
+that lost are arms here and nowhere else. Which fingerprints a text has hangs on a number that each process draws: our
+shares differ from run to run, by a tenth of a percent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.content_input import CHANGES, PATTERNS, SETS, Ids, Text, changed
 from benchmarks.content_text import Writer
 from benchmarks.record import Measured, measured
 from benchmarks.registry import Bed
-from leyline_server.cache.anchors import anchors
 from leyline_server.cache.chunks import SINK
+from leyline_server.cache.fingerprints import fingerprints
 
 GOAL: Final = 97.0
 PROMPTS, SEEDS, CHECKED = 16, 3, 4
@@ -115,7 +115,7 @@ def _speed(case: str) -> Iterator[Measured]:
         f"known in {len(documents)} documents": np.concatenate(shuffled),
         "not known": np.concatenate(_documents(22)),
     }
-    yield measured(case, "anchors", "100k tokens", _times(lambda: anchors(known[:LENGTH])), "ms").at_most(5)
+    yield measured(case, "fingerprints", "100k tokens", _times(lambda: fingerprints(known[:LENGTH])), "ms").at_most(5)
     for arm, text in texts.items():
         ids = text[:LENGTH]
 

@@ -18,15 +18,15 @@ Namespace = tuple[str, ...]
 
 
 class Chunk:
-    """`ids` and `slots` of a stretch of a text's rows, the first of them at position `start`. `anchors`: the hashes
+    """`ids` and `slots` of a stretch of a text's rows, the first of them at position `start`. `fingerprints`: hashes
     that lead here."""
 
-    __slots__ = ("anchors", "children", "ids", "namespace", "number", "parent", "slots", "start", "used")
+    __slots__ = ("children", "fingerprints", "ids", "namespace", "number", "parent", "slots", "start", "used")
 
     def __init__(self, number: int, namespace: Namespace, start: int, ids: Ids, slots: Slots, used: int) -> None:
         self.number, self.namespace, self.used = number, namespace, used
         self.start, self.ids, self.slots = start, ids, slots
-        self.anchors: list[int] = []
+        self.fingerprints: list[int] = []
         self.parent: Chunk | None = None
         self.children: list[Chunk] = []
 

@@ -1,9 +1,9 @@
 """The chunk registry: exact rows of texts, found again by content at any position.
 
 Owns one reference (kind CACHE) on each slot it names. A chunk is a stretch of a text's rows, some 128 to 255 of them;
-what it is found by are the anchors of its text, and a hit is what agrees with it id by id, to the left and to the right
-of an anchor and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing. Namespaces
-never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
+what it is found by are the fingerprints of its text, and a hit is what agrees with it id by id, to the left and to the
+right of a fingerprint and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing.
+Namespaces never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
 
 The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used chunks go,
 those that no session holds first.
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from leyline_server.cache.anchors import GRAM, SHORTEST, anchors
 from leyline_server.cache.chunk import Chunk, Ids, Namespace
+from leyline_server.cache.fingerprints import GRAM, SHORTEST, fingerprints
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
 from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices, runs
@@ -46,7 +46,7 @@ class ChunkRegistry:
         self._table = table
         self._chunks: dict[int, Chunk] = {}
         self._next_number = 0
-        self._anchors: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
+        self._fingerprints: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
         self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
         self._place = np.zeros(table.num_slots, np.int32)  # and where in it
         self._freeing = EvictionOrder(self._chunks, self._frees)
@@ -57,14 +57,14 @@ class ChunkRegistry:
     def match(self, namespace: Namespace, ids: Ids) -> list[Hit]:
         """Disjoint stretches of `ids` that are here, ascending; each is SHORTEST entries or more, or the end of so many
         that are here together. The caller retains what it takes, and looks only where a hit may stand."""
-        known = self._anchors.get(namespace)
+        known = self._fingerprints.get(namespace)
         if not known:
             return []
         hits: list[Hit] = []
         upto = 0
-        starts, hashes = anchors(ids)
-        for at, anchor in zip(starts.tolist(), hashes.tolist(), strict=True):
-            slot = known.get(anchor)
+        starts, hashes = fingerprints(ids)
+        for at, fingerprint in zip(starts.tolist(), hashes.tolist(), strict=True):
+            slot = known.get(fingerprint)
             if slot is None or at + GRAM <= upto:
                 continue
             # What ends the hit before this one may begin this one too: it counts towards its length.
@@ -121,7 +121,7 @@ class ChunkRegistry:
         fresh[begin:] = self._chunk_of[indices(slots[begin:])] < 0
         if not fresh.any():
             return len(ids), _NONE
-        # What is known by content from elsewhere is not held twice. Anchors may begin in front of what is new.
+        # What is known by content from elsewhere is not held twice. Fingerprints may begin in front of what is new.
         first = max(SINK, int(fresh.argmax()) - SHORTEST)
         for hit in self.match(namespace, ids[first:]):
             fresh[first + hit.start : first + hit.start + len(hit.slots)] = False
@@ -134,13 +134,13 @@ class ChunkRegistry:
                 examined = start  # once it is longer it is looked at again
         if self.num_rows == before:
             return examined, _NONE
-        known = self._anchors.setdefault(namespace, {})
-        starts, hashes = anchors(ids[first:])
-        for slot, anchor in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
+        known = self._fingerprints.setdefault(namespace, {})
+        starts, hashes = fingerprints(ids[first:])
+        for slot, fingerprint in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
             number = int(self._chunk_of[slot])
-            if number >= 0 and anchor not in known:
-                known[anchor] = slot
-                self._chunks[number].anchors.append(anchor)
+            if number >= 0 and fingerprint not in known:
+                known[fingerprint] = slot
+                self._chunks[number].fingerprints.append(fingerprint)
         return examined, self._shrunk()
 
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
@@ -210,7 +210,7 @@ class ChunkRegistry:
         return ((chunk.slots, chunk.used) for chunk in self._chunks.values())
 
     def check_integrity(self) -> None:
-        """Asserts that what finds a chunk by slot and by anchor names those that are here, and no other."""
+        """Asserts that what finds a chunk by slot and by fingerprint names those that are here, and no other."""
         assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values()) <= self.budget
         for chunk in self._chunks.values():
             assert (self._chunk_of[chunk.slots] == chunk.number).all()
@@ -220,9 +220,11 @@ class ChunkRegistry:
             assert chunk.parent is None or self._chunks[chunk.parent.number].children.count(chunk) == 1
             assert all(child.parent is chunk and child.start >= chunk.start for child in chunk.children)
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
-        led = {(chunk.namespace, anchor) for chunk in self._chunks.values() for anchor in chunk.anchors}
-        assert led == {(namespace, anchor) for namespace, known in self._anchors.items() for anchor in known}
-        assert all(self._chunk_of[slot] >= 0 for known in self._anchors.values() for slot in known.values())
+        led = {(chunk.namespace, fingerprint) for chunk in self._chunks.values() for fingerprint in chunk.fingerprints}
+        assert led == {
+            (namespace, fingerprint) for namespace, known in self._fingerprints.items() for fingerprint in known
+        }
+        assert all(self._chunk_of[slot] >= 0 for known in self._fingerprints.values() for slot in known.values())
 
     def _shrunk(self) -> Slots:
         """Drops least recently used chunks until the rest keeps to the budget."""
@@ -243,10 +245,10 @@ class ChunkRegistry:
             del self._chunks[chunk.number]
             self._chunk_of[chunk.slots] = -1
             self.num_rows -= len(chunk.ids)
-            for anchor in chunk.anchors:
-                del self._anchors[chunk.namespace][anchor]
-            if not self._anchors.get(chunk.namespace, True):
-                del self._anchors[chunk.namespace]
+            for fingerprint in chunk.fingerprints:
+                del self._fingerprints[chunk.namespace][fingerprint]
+            if not self._fingerprints.get(chunk.namespace, True):
+                del self._fingerprints[chunk.namespace]
             chunk.leave()
         return np.concatenate(gone)
 

@@ -12,8 +12,8 @@ from benchmarks.bench import WrongResult
 from benchmarks.content_arms import OURS, Oracle, Prefix, Registry, Tally, arms, count, marked
 from benchmarks.content_cutters import LEAST, MOST, NEAR, WINDOW, blocks, least_nearby, local_minimum, threshold
 from benchmarks.content_input import PATTERNS, Text, pattern
-from leyline_server.cache.anchors import SHORTEST
 from leyline_server.cache.chunks import SINK, Hit
+from leyline_server.cache.fingerprints import SHORTEST
 
 NONE = Prefix(0, 0)
 

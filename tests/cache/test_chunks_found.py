@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from leyline_server.cache.anchors import SHORTEST
 from leyline_server.cache.chunks import SINK, ChunkRegistry
+from leyline_server.cache.fingerprints import SHORTEST
 from leyline_server.cache.slots import Holder, SlotTable
 
 NAMESPACE = ("tenant", "model")
@@ -44,7 +44,7 @@ def ids_of(rng, count):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_texts_that_overlap_are_found_once(seed):
-    """One text ends with what another one begins with, and the question is both: an anchor may lie across the seam."""
+    """One text ends with what another begins with, and the question is both: a fingerprint may lie across the seam."""
     rng, texts = np.random.default_rng(seed), Texts()
     first, shared, second = ids_of(rng, 50), ids_of(rng, 14), ids_of(rng, 60)
     texts.add(np.concatenate([ids_of(rng, 40), first, shared, ids_of(rng, 60)]))
@@ -61,7 +61,7 @@ def test_a_text_longer_than_the_budget_is_known_by_its_beginning():
 
 
 def test_a_row_of_equal_ids_from_the_first_on_is_found():
-    """Its one anchor begins where the text does, were the sink not left out."""
+    """Its one fingerprint begins where the text does, were the sink not left out."""
     texts = Texts()
     texts.add(np.full(300, 7, np.int32))
     assert texts.spans(np.full(200, 7, np.int32)) == [(0, 200)]

@@ -12,7 +12,7 @@ import pytest
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.repair import Repair
 from leyline_proto.reuse import Reuse
-from leyline_server.cache import anchors
+from leyline_server.cache import fingerprints
 from leyline_server.cache.chunks import SINK
 from leyline_server.engine.engine import EndReason
 from leyline_server.lab.oracle import full_forward, second_latents
@@ -177,12 +177,12 @@ def test_an_edit_inside_a_hit_is_an_edit_like_others(loaded, unpatched, variant)
 
 
 def test_collisions_change_nothing(loaded, unpatched, variant, monkeypatch):
-    """Every id hashes alike, so all anchors of all texts are one."""
-    monkeypatch.setattr(anchors, "numbers", lambda count: np.zeros(count, np.uint64))
+    """Every id hashes alike, so all fingerprints of all texts are one."""
+    monkeypatch.setattr(fingerprints, "numbers", lambda count: np.zeros(count, np.uint64))
     source, moved = pairs(loaded, unpatched, variant)
     report = moved.rig.prefill(moved.sequence)
     for start, end in report.content_spans:
-        assert end - start >= anchors.SHORTEST
+        assert end - start >= fingerprints.SHORTEST
     if report.content_hit:
         rows = source.rig.engine.sequences[moved.sequence].rows
         ids_of = dict(zip(source.rig.slots(source.sequence).tolist(), SOURCE, strict=True))
@@ -193,8 +193,8 @@ def test_collisions_change_nothing(loaded, unpatched, variant, monkeypatch):
 
 
 def test_few_hashes_change_nothing(loaded, unpatched, variant, monkeypatch):
-    """Two numbers for all ids: anchors of unlike texts meet all the time."""
-    monkeypatch.setattr(anchors, "numbers", lambda count: np.arange(count, dtype=np.uint64) % 2)
+    """Two numbers for all ids: fingerprints of unlike texts meet all the time."""
+    monkeypatch.setattr(fingerprints, "numbers", lambda count: np.arange(count, dtype=np.uint64) % 2)
     source, moved = pairs(loaded, unpatched, variant)
     moved.rig.prefill(moved.sequence)
     rows = moved.rig.engine.sequences[moved.sequence].rows

@@ -21,7 +21,7 @@ from leyline_proto import leyline_pb2 as pb
 from leyline_proto.refusal import Refusal
 from leyline_proto.repair import NO_REPAIR, Repair
 from leyline_proto.reuse import PREFIX, Reuse
-from leyline_server.cache import anchors, chunks
+from leyline_server.cache import chunks, fingerprints
 from leyline_server.engine import local
 from leyline_server.engine import sequence as sequence_module
 from leyline_server.engine.engine import GenerateParams, RowEdit
@@ -294,21 +294,21 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def short_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three equal ids are a hit, so that texts of some ten have many; the numbers are always the same."""
     numbers = np.random.Philox(key=1).random_raw(1 << 10)
-    monkeypatch.setattr(anchors, "numbers", lambda count: numbers)
-    for module in (anchors, chunks):
+    monkeypatch.setattr(fingerprints, "numbers", lambda count: numbers)
+    for module in (fingerprints, chunks):
         monkeypatch.setattr(module, "GRAM", 2)
         monkeypatch.setattr(module, "SHORTEST", 3)
-    monkeypatch.setattr(anchors, "WINDOW", 2)
+    monkeypatch.setattr(fingerprints, "WINDOW", 2)
     monkeypatch.setattr(chunks, "_CHUNK", 4)
     for module in (chunks, local, sequence_module):
         monkeypatch.setattr(module, "SINK", 2)
 
 
 @pytest.mark.parametrize("content", [False, True])
-def test_any_order_of_operations_and_failures(loaded, checkpoint, content, short_anchors):
+def test_any_order_of_operations_and_failures(loaded, checkpoint, content, short_fingerprints):
     from transformers import AutoModelForCausalLM
 
     class Machine(EngineMachine):

@@ -116,7 +116,7 @@ def found() -> Iterator[str]:
         "the same, and windows": "and windows",
         "local minimum": "local minima",
         "local minimum, extended": ".. extended",
-        "leyline: anchors": "**anchors**",
+        "leyline: fingerprints": "**fingerprints**",
     }
     yield "| | " + " | ".join([*arms.values(), "all"]) + " |"
     own = rows(ROOT / "benchmarks" / "results" / "content_recovery.jsonl")
@@ -128,7 +128,7 @@ def found() -> Iterator[str]:
         yield f"| {case.partition(': ')[2]} | {shares} | {', '.join(f'{one:.1f}' for one in all_tokens)} |"
 
 
-OURS = "leyline: anchors"
+OURS = "leyline: fingerprints"
 
 
 @pytest.mark.parametrize("line", [*needles(), *found()])

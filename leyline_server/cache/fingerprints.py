@@ -1,9 +1,9 @@
-"""Anchors: places in a text that its own content picks out, by which the same content is found wherever it stands.
+"""Fingerprints: runs of ids in a text that its own content picks out, by which equal content is found wherever it is.
 
 Owns the hash and the choice; pure integers. Every run of GRAM ids has a Gear hash (a sum of random numbers, one an id,
 shifted by how far back the id stands; Xia et al., FAST 2014), and every run that has the smallest hash of some WINDOW
-neighbours is an anchor (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD 2003). Two texts that have SHORTEST or more ids
-in common, wherever, therefore have an anchor in common. One id in nine begins one.
+neighbours is a fingerprint (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD 2003). Two texts that have SHORTEST or more
+ids in common, wherever, therefore have a fingerprint in common. One run in nine is one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SHORTEST: Final = GRAM + WINDOW - 1
 _KEY: Final = int.from_bytes(os.urandom(16))  # a constant of the process: texts can't be made to collide
 
 
-def anchors(ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Where each anchor's run begins, ascending, and its hash. ids [n]; none where n < SHORTEST."""
+def fingerprints(ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Where each fingerprint's run begins, ascending, and its hash. ids [n]; none where n < SHORTEST."""
     if len(ids) < SHORTEST:
         return np.zeros(0, np.int64), np.zeros(0, np.uint64)
     hashes = gear(ids)
