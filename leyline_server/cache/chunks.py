@@ -5,8 +5,7 @@ what it is found by are the fingerprints of its text, and a hit is what agrees w
 right of a fingerprint and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing.
 Namespaces never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
 
-The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used chunks go,
-those that no session holds first.
+The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used chunks go.
 """
 
 from __future__ import annotations
