@@ -1,4 +1,4 @@
-"""A server of its own process, started as the README says, and the files an agent may read."""
+"""Servers of their own processes, started as the README says, and the files an agent may read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,17 @@ from leyline_sdk import Leyline
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def serving(log: Path, *flags: str) -> Iterator[str]:
     """Address of a server with the embedded model, read from its start-up line."""
     paths = [str(ROOT / part) for part in (".", "proto", "kernels", "policies")]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
-    log = tmp_path_factory.mktemp("server") / "stderr"
     command = [
         sys.executable,
         "-m",
         "leyline_server",
         *["--port", "0", "--threads", "1", "--device", "cpu", "--drain", "1"],
+        *flags,
     ]
     with (
         log.open("w") as stderr,
@@ -35,6 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ) as server,
     ):
         try:
+            assert server.stdout is not None
             line = server.stdout.readline().decode()
             found = re.search(r"ready: .* at (\S+:\d+)$", line.strip())
             assert found, f"{line!r}\n{log.read_text()}"
@@ -45,6 +47,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 server.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 server.kill()
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[str]]:
+    """A server with these flags, for as long as its context is open."""
+    return lambda *flags: serving(tmp_path_factory.mktemp("server") / "stderr", *flags)
+
+
+@pytest.fixture(scope="session")
+def target(serve: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
+    """The server that tests share which need no flags."""
+    with serve() as address:
+        yield address
 
 
 @pytest.fixture
