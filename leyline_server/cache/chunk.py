@@ -19,14 +19,14 @@ Namespace = tuple[str, ...]
 
 class Chunk:
     """`ids` and `slots` of a stretch of a text's rows, the first of them at position `start`. `fingerprints`: hashes
-    that lead here."""
+    that lead here, and the slots that they lead to."""
 
     __slots__ = ("children", "fingerprints", "ids", "namespace", "number", "parent", "slots", "start", "used")
 
     def __init__(self, number: int, namespace: Namespace, start: int, ids: Ids, slots: Slots, used: int) -> None:
         self.number, self.namespace, self.used = number, namespace, used
         self.start, self.ids, self.slots = start, ids, slots
-        self.fingerprints: list[int] = []
+        self.fingerprints: list[tuple[int, int]] = []
         self.parent: Chunk | None = None
         self.children: list[Chunk] = []
 

@@ -5,7 +5,8 @@ what it is found by are the fingerprints of its text, and a hit is what agrees w
 right of a fingerprint and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing.
 Namespaces never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
 
-The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used chunks go.
+The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used
+chunks go that no session holds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indic
 
 _NONE: Final = np.zeros(0, np.int32)
 _CHUNK: Final = 128
+_OWNERS: Final = (
+    4  # texts by which one fingerprint is found: of a short run that many have in common the longest counts
+)
 SINK: Final = 32
 """Rows of the first positions are like no others, whatever stands there (Xiao et al., arXiv 2309.17453): they are
 neither registered nor replaced by a hit."""
@@ -45,11 +49,12 @@ class ChunkRegistry:
         self._table = table
         self._chunks: dict[int, Chunk] = {}
         self._next_number = 0
-        self._fingerprints: dict[Namespace, dict[int, int]] = {}  # hash -> the slot of the row its run begins with
+        # By hash the slots of the rows that its runs begin with, some of them.
+        self._fingerprints: dict[Namespace, dict[int, list[int]]] = {}
         self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
         self._place = np.zeros(table.num_slots, np.int32)  # and where in it
         self._freeing = EvictionOrder(self._chunks, self._frees)
-        self._all = EvictionOrder(self._chunks, lambda chunk: True)
+        self._idle = EvictionOrder(self._chunks, self._is_idle)
 
     # ------------------------------------------------------------ finding
 
@@ -63,11 +68,12 @@ class ChunkRegistry:
         upto = 0
         starts, hashes = fingerprints(ids)
         for at, fingerprint in zip(starts.tolist(), hashes.tolist(), strict=True):
-            slot = known.get(fingerprint)
-            if slot is None or at + GRAM <= upto:
+            if fingerprint not in known or at + GRAM <= upto:
                 continue
             # What ends the hit before this one may begin this one too: it counts towards its length.
-            start, slots = self._agreeing(ids, at, slot, max(0, upto - SHORTEST))
+            least = max(0, upto - SHORTEST)
+            agreeing = [self._agreeing(ids, at, slot, least) for slot in known[fingerprint]]
+            start, slots = max(agreeing, key=lambda one: len(one[1]))
             end = start + len(slots)
             if len(slots) >= SHORTEST and end > upto:
                 hits.append(Hit(max(start, upto), slots[max(start, upto) - start :]))
@@ -110,7 +116,7 @@ class ChunkRegistry:
     # ------------------------------------------------------------ registering
 
     def register(self, namespace: Namespace, ids: Ids, slots: Slots, examined: int, now: int) -> tuple[int, Slots]:
-        """Registers what is not here yet of a text from its beginning on, all of it exact.
+        """Registers the rows of a text from its beginning on, all of it exact, that are not here yet.
 
         ids, slots [n]: all have KV. examined: entries below it were looked at by an earlier call. Returns up to where
         they are now, and the slots of chunks that gave way, whose references the caller now holds and must release.
@@ -118,29 +124,29 @@ class ChunkRegistry:
         fresh = np.zeros(len(ids), np.bool_)
         begin = max(SINK, examined)
         fresh[begin:] = self._chunk_of[indices(slots[begin:])] < 0
-        if not fresh.any():
+        if not fresh.any() or not self.budget:
             return len(ids), _NONE
-        # What is known by content from elsewhere is not held twice. Fingerprints may begin in front of what is new.
-        first = max(SINK, int(fresh.argmax()) - SHORTEST)
-        for hit in self.match(namespace, ids[first:]):
-            fresh[first + hit.start : first + hit.start + len(hit.slots)] = False
         before = self.num_rows
         examined = len(ids)
         for start, end in runs(fresh):
             if end - start >= SHORTEST:
-                self._add(namespace, ids, slots, start, min(end, start + self.budget), now)
+                self._add(namespace, ids, slots, start, end, now)
             elif end == len(ids):
                 examined = start  # once it is longer it is looked at again
         if self.num_rows == before:
             return examined, _NONE
         known = self._fingerprints.setdefault(namespace, {})
+        first = max(SINK, int(fresh.argmax()) - SHORTEST)  # a run that is chosen may begin in front of what is new
         starts, hashes = fingerprints(ids[first:])
         for slot, fingerprint in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
+            owners = known.setdefault(fingerprint, [])
             number = int(self._chunk_of[slot])
-            if number >= 0 and fingerprint not in known:
-                known[fingerprint] = slot
-                self._chunks[number].fingerprints.append(fingerprint)
-        return examined, self._shrunk()
+            if number >= 0 and len(owners) < _OWNERS and slot not in owners:
+                owners.append(slot)
+                self._chunks[number].fingerprints.append((fingerprint, slot))
+            elif not owners:
+                del known[fingerprint]
+        return examined, self.shrunk()
 
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
         count = max(1, (end - start) // _CHUNK)
@@ -150,7 +156,7 @@ class ChunkRegistry:
             chunk = Chunk(self._next_number, namespace, low, ids[low:high].copy(), slots[low:high].copy(), now)
             self._next_number += 1
             self._chunks[chunk.number] = chunk
-            self._all.add(chunk)
+            self._idle.add(chunk)
             self._chunk_of[chunk.slots] = chunk.number
             self._place[chunk.slots] = np.arange(len(chunk.slots))
             chunk.hang(parent)
@@ -196,6 +202,7 @@ class ChunkRegistry:
         if self._chunks:
             for number in distinct(self._chunk_of[indices(slots)]) - {-1}:
                 self._freeing.add(self._chunks[number])
+                self._idle.add(self._chunks[number])
 
     def clear(self) -> Slots:
         """Drops everything. Returns the slots to release."""
@@ -210,29 +217,36 @@ class ChunkRegistry:
 
     def check_integrity(self) -> None:
         """Asserts that what finds a chunk by slot and by fingerprint names those that are here, and no other."""
-        assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values()) <= self.budget
+        assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values())
+        assert self.num_rows <= self.budget or self._idle.first() is None
         for chunk in self._chunks.values():
             assert (self._chunk_of[chunk.slots] == chunk.number).all()
             assert (self._place[chunk.slots] == np.arange(len(chunk.ids))).all()
-            assert chunk in self._all
+            assert chunk in self._idle or not self._is_idle(chunk), "the budget would pass over a chunk"
             assert chunk in self._freeing or not self._frees(chunk), "eviction would pass over a chunk"
             assert chunk.parent is None or self._chunks[chunk.parent.number].children.count(chunk) == 1
             assert all(child.parent is chunk and child.start >= chunk.start for child in chunk.children)
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
-        led = {(chunk.namespace, fingerprint) for chunk in self._chunks.values() for fingerprint in chunk.fingerprints}
-        assert led == {
-            (namespace, fingerprint) for namespace, known in self._fingerprints.items() for fingerprint in known
-        }
-        assert all(self._chunk_of[slot] >= 0 for known in self._fingerprints.values() for slot in known.values())
+        led = sorted((chunk.namespace, *one) for chunk in self._chunks.values() for one in chunk.fingerprints)
+        known = [
+            (namespace, fingerprint, slot)
+            for namespace, by_hash in self._fingerprints.items()
+            for fingerprint, owners in by_hash.items()
+            for slot in owners
+        ]
+        assert led == sorted(known)
+        assert all(owners for by_hash in self._fingerprints.values() for owners in by_hash.values())
 
-    def _shrunk(self) -> Slots:
-        """Drops least recently used chunks until the rest keeps to the budget."""
+    def shrunk(self) -> Slots:
+        """Drops the least recently used of the chunks that no session holds until the rest keeps to the budget. Returns
+        the slots to release."""
         gone = [_NONE]
-        while self.num_rows > self.budget:
-            chunk = self._all.first()
-            assert chunk is not None
+        while self.num_rows > self.budget and (chunk := self._idle.first()) is not None:
             gone.append(self._drop([chunk]))
         return np.concatenate(gone)
+
+    def _is_idle(self, chunk: Chunk) -> bool:
+        return not self._table.held_by_session(chunk.slots).any()
 
     def _frees(self, chunk: Chunk) -> bool:
         return bool(self._table.held_by_one_cache(chunk.slots).any())
@@ -244,10 +258,13 @@ class ChunkRegistry:
             del self._chunks[chunk.number]
             self._chunk_of[chunk.slots] = -1
             self.num_rows -= len(chunk.ids)
-            for fingerprint in chunk.fingerprints:
-                del self._fingerprints[chunk.namespace][fingerprint]
-            if not self._fingerprints.get(chunk.namespace, True):
-                del self._fingerprints[chunk.namespace]
+            known = self._fingerprints.get(chunk.namespace, {})
+            for fingerprint, slot in chunk.fingerprints:
+                known[fingerprint].remove(slot)
+                if not known[fingerprint]:
+                    del known[fingerprint]
+            if not known:
+                self._fingerprints.pop(chunk.namespace, None)
             chunk.leave()
         return np.concatenate(gone)
 

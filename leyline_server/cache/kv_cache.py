@@ -98,3 +98,4 @@ class KVCache:
         if len(slots):
             self.pool.zero(self.table.release(slots, holder))
             self.chunks.let_go(slots)
+            self.release_cached(self.chunks.shrunk())

@@ -81,7 +81,10 @@ def test_chunks_of_rows_in_use_are_found_and_nothing_of_them_is_freed() -> None:
 
 def test_beyond_the_budget_the_least_recently_used_goes() -> None:
     cache = make(2000, budget=700)
-    one, two, three = (computed(cache, seed, 300) for seed in (1, 2, 3))
+    texts = one, two, three = [computed(cache, seed, 300) for seed in (1, 2, 3)]
+    assert cache.chunks.num_rows == 3 * 268, "what sessions hold costs nothing"
+    for rows in texts:
+        cache.release(rows.slots)
     assert cache.chunks.num_rows <= 700
     assert found(cache, one) < 268
     assert found(cache, two) == found(cache, three) == 268
@@ -89,6 +92,23 @@ def test_beyond_the_budget_the_least_recently_used_goes() -> None:
     four = computed(cache, 4, 300)
     assert found(cache, four) == 268
     assert found(cache, two) >= 128, "what was used stays longer"
+    assert cache.chunks.num_rows <= 700
+
+
+def test_what_a_session_holds_stays_whatever_the_budget() -> None:
+    cache = make(4000, budget=300)
+    pin = computed(cache, 1, 300)
+    for seed in range(2, 9):
+        cache.release(computed(cache, seed, 300).slots)
+        assert cache.chunks.num_rows <= 300 + 268
+    assert found(cache, pin) == 268
+    cache.release(pin.slots)
+    assert cache.chunks.num_rows <= 300
+
+
+def test_without_a_budget_nothing_is_registered() -> None:
+    cache = make(1000, budget=0)
+    assert found(cache, computed(cache, 1, 300)) == 0
 
 
 def test_evicting_from_a_large_pool_takes_no_scan_of_it() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from leyline_server.cache.chunks import SINK, ChunkRegistry
 from leyline_server.cache.fingerprints import SHORTEST
+from leyline_server.cache.influence import Influence
 from leyline_server.cache.slots import Holder, SlotTable
 
 NAMESPACE = ("tenant", "model")
@@ -25,6 +26,7 @@ class Texts:
         self.ids_of[slots] = ids
         self.table.release(self.chunks.register(NAMESPACE, ids, slots, 0, 1)[1], Holder.CACHE)
         self.chunks.check_integrity()
+        return slots
 
     def spans(self, ids):
         """What is found, each entry of it once and equal."""
@@ -55,9 +57,36 @@ def test_texts_that_overlap_are_found_once(seed):
 def test_a_text_longer_than_the_budget_is_known_by_its_beginning():
     rng, texts = np.random.default_rng(1), Texts(budget=200)
     text = ids_of(rng, 1000)
-    texts.add(text)
-    assert texts.chunks.num_rows == 200
-    assert texts.spans(text) == [(SINK, SINK + 200)]
+    slots = texts.add(text)
+    assert texts.spans(text) == [(SINK, 1000)], "as long as a session holds it"
+    texts.table.release(slots, Holder.SESSION)
+    texts.chunks.let_go(slots)
+    texts.table.release(texts.chunks.shrunk(), Holder.CACHE)
+    (span,) = texts.spans(text)
+    assert span[0] == SINK
+    assert 50 < texts.chunks.num_rows == span[1] - span[0] <= 200
+
+
+def test_of_texts_that_agree_in_little_the_one_that_agrees_most_is_found():
+    """Each has the fingerprints of the short run that all have in common."""
+    rng, texts = np.random.default_rng(1), Texts()
+    shared, longer = ids_of(rng, 28), ids_of(rng, 20)
+    for _ in range(2):
+        texts.add(np.concatenate([ids_of(rng, 60), shared, ids_of(rng, 60)]))
+    texts.add(np.concatenate([ids_of(rng, 60), shared, longer, ids_of(rng, 60)]))
+    assert texts.spans(np.concatenate([ids_of(rng, 50), shared, longer, ids_of(rng, 50)])) == [(50, 98)]
+
+
+def test_a_second_copy_is_found_once_the_first_is_gone():
+    rng, texts = np.random.default_rng(1), Texts()
+    shared = ids_of(rng, 100)
+    first = texts.add(np.concatenate([ids_of(rng, 60), shared]))
+    texts.add(np.concatenate([ids_of(rng, 50), shared]))
+    gone = Influence()
+    texts.table.context[first] = np.arange(1, len(first) + 1, dtype=np.uint64)
+    gone.add_scattered(texts.table.context[first])
+    texts.table.release(texts.chunks.cut(NAMESPACE, gone), Holder.CACHE)
+    assert texts.spans(shared) == [(0, 100)]
 
 
 def test_a_row_of_equal_ids_from_the_first_on_is_found():

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from leyline_sdk import Leyline
 
 ROOT = Path(__file__).parents[2]
+Serve = Callable[..., AbstractContextManager[str]]
 
 
 @contextmanager
@@ -76,3 +77,34 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "app.cfg").write_text("level = low\nport = 4410\nsize = 91\n")
     (tmp_path / "key.ini").write_text("token = sk-abcdefghijklmnopqrstuvwx\nport = 77\n")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> Iterator[tuple[str, Iterator[str]]]:
+    """Its address, and api keys that nobody used yet: what one test registers no other can find."""
+    keys = [f"key{number}" for number in range(200)]
+    with serve("--api-keys", ",".join(f"{key}=team-{key}" for key in keys)) as address:
+        yield address, iter(keys)
+
+
+@pytest.fixture
+def connect(server: tuple[str, Iterator[str]]) -> Iterator[Callable[[str], Leyline]]:
+    """A client of the key; its tenant's sessions end with the test."""
+    with ExitStack() as stack:
+
+        def make(key: str) -> Leyline:
+            client = stack.enter_context(Leyline(target=server[0], api_key=key, timeout_s=120))
+            stack.callback(lambda: [client.session(one.id, create=False).close() for one in client.sessions()])
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def key(server: tuple[str, Iterator[str]]) -> str:
+    return next(server[1])
+
+
+@pytest.fixture
+def team(connect: Callable[[str], Leyline], key: str) -> Leyline:
+    return connect(key)
