@@ -107,7 +107,7 @@ class Leyline:
                 it is a fresh prefill. A resumed session has its own.
 
         Raises:
-            ConfigError: a resumed session has other tools or another reuse; `reuse` or `reuse_repair` is none, or
+            ConfigError: a resumed session has other tools or another reuse; `reuse` or `reuse_repair` is not one, or
                 there is a repair without CONTENT. Nothing was made.
             SessionNotFound: there is no session of this id, and `create` is False.
             InvalidArgument: the id, a message or a tool is malformed.

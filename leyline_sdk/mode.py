@@ -24,7 +24,7 @@ class Repair:
     FORGET it can be undone, and what the cut text was computed into elsewhere stays there.
 
     Attributes:
-        first: the first tokens behind the span (after EPIC).
+        first: at least 0, the first tokens behind the span (after EPIC).
         share: in (0, 1], of the tokens behind it those whose latents deviate most from what they would be now (after
             CacheBlend); 1 is all of them.
 

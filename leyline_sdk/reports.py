@@ -49,6 +49,7 @@ class CacheReport:
         reason: why something was computed. "APPEND": only what is new; "EDIT": R, or what a FORGET left to compute;
             "EVICTED": the session had lost its slots; "COLD": the session's first computation.
         content_spans: which tokens those of `content_hit` are: disjoint ranges [start, end) of the session, ascending.
+            Hits that touch are one range; a repair by share leaves many short ones.
     """
 
     prefix_hit: int
@@ -205,7 +206,7 @@ class PoolStats:
         num_slots: rows of the pool, one a token.
         free: slots that hold nothing.
         in_use: slots that at least one session holds.
-        cached: slots that only the prefix tree or an undo would use: they go before anything is refused.
+        cached: slots that only prefix or content hits or an undo would use: they go before anything is refused.
         rows_computed: rows that the model has computed since the server started.
         running: requests that compute now.
         queued: requests that wait to run, for slots or for a place among the running.

@@ -21,14 +21,15 @@ class Reuse(StrEnum):
 
 
 def check_reuse(reuse: object, repair: object) -> None:
-    """Raises ConfigError for what is no Reuse, and for a repair of what is never hit. None: not said."""
+    """Raises ConfigError for what is no Reuse, and for a repair of what is never hit. None: not said, as for a session
+    that is resumed."""
     if reuse is not None and reuse not in list(Reuse):
         raise ConfigError(f"reuse={reuse!r} is none of {', '.join(Reuse)}")
     if repair is None:
         return
     if not isinstance(repair, Repair):
         raise ConfigError(f"reuse_repair={repair!r} is no Repair")
-    if reuse != Reuse.CONTENT:
+    if reuse not in (None, Reuse.CONTENT):
         raise ConfigError("reuse_repair is for reuse=Reuse.CONTENT: there is nothing to repair but content hits")
 
 
@@ -41,13 +42,18 @@ def assemble(parts: Sequence[str], *, separator: str = "\n\n", marker: str = "")
 
     Args:
         parts: in the order in which they are to stand.
-        separator: between two parts. A blank line is a boundary of the tokenizers of DeepSeek's kind.
+        separator: between two parts, not empty. A blank line is a boundary of the tokenizers of DeepSeek's kind.
         marker: in front of each part, e.g. "### Document\\n"; it should end in a line's end. The server finds content
             without one.
 
     Raises:
-        ConfigError: a part is no text, or nothing but white space, which is found nowhere.
+        ConfigError: a part is no text, or nothing but white space, which is found nowhere; the separator or the marker
+            is none.
     """
+    if not isinstance(separator, str) or not separator:
+        raise ConfigError(f"separator={separator!r} is no text: parts that touch are tokenised as one")
+    if not isinstance(marker, str):
+        raise ConfigError(f"marker={marker!r} is no text")
     if isinstance(parts, str) or not isinstance(parts, Sequence):
         raise ConfigError(f"parts are a list of texts, not a {type(parts).__name__}")
     for index, part in enumerate(parts):

@@ -65,7 +65,7 @@ class Service:
         if not create and not session_id:
             raise ConfigError("create=False resumes a session: it needs the session's id")
         check_policies(policies)
-        check_reuse(reuse, reuse_repair)
+        check_reuse(reuse if session_id else reuse or Reuse.PREFIX, reuse_repair)
         wanted = [tool_to_pb(tool) for tool in tools]
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)
@@ -73,6 +73,7 @@ class Service:
         state = (yield from _resume(session_id, wanted, reuse, reuse_repair, create)) if session_id else None
         created = state is None
         if state is None:
+            check_reuse(reuse or Reuse.PREFIX, reuse_repair)
             with building():
                 request = pb.CreateSessionRequest(
                     request_id=new_request_id(),

@@ -231,7 +231,7 @@ class Session:
         A call may be repeated, after an error too: what is still there is not computed again.
 
         Fewer than 32 equal tokens can't be found, so a shorter document is warmed for nothing. Nor can tokens at the
-        first 32 positions of a session: those are a document's own where no system message and no tools stand in front.
+        first 32 positions of a session: some of those are a document's own where system message and tools are shorter.
 
         Args:
             timeout_s: seconds for each document.

@@ -26,8 +26,8 @@ def warm(core: SessionCore, documents: str | Sequence[str], timeout_s: float | N
     if not isinstance(texts, Sequence):
         raise invalid(f"documents are a str or a list of them, not a {type(texts).__name__}", field="documents")
     for index, text in enumerate(texts):
-        if not isinstance(text, str) or not text:
-            what = "empty" if text == "" else f"a {type(text).__name__}, not a str"
+        if not isinstance(text, str) or not text.strip():
+            what = "empty" if isinstance(text, str) else f"a {type(text).__name__}, not a str"
             raise invalid(f"document {index} is {what}", field="documents")
     with building():
         appends = [pb.AppendRequest(text=text, prefill=True) for text in texts]

@@ -95,7 +95,10 @@ class ServerConfig(Settings):
         "and 8192 there while one request has it to itself",
     )
     content_share: float = Field(
-        default=0.5, ge=0, le=1, description="the share of the pool that may be kept for content reuse"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="the share of the pool that is kept for content reuse beyond what sessions hold; 0: there is none",
     )
     max_sessions: int = Field(default=1024, ge=1, description="sessions held at once")
     max_running: int = Field(default=64, ge=1, description="requests computed at once; others wait")

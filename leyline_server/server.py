@@ -263,7 +263,7 @@ def _supports(format: ServedFormat, engine: LocalEngine) -> list[pb.Support]:
         "APPEND": "",
         "FORGET": "",
         "AMORTIZE": engine.amortize_refused,
-        "CONTENT_REUSE": engine.amortize_refused,
+        "CONTENT_REUSE": engine.content_reuse_refused,
         "REPAIR_SHARE": engine.amortize_refused or engine.repair_share_refused,
         "MESSAGES": lacking.get("MESSAGES", ""),
         "TOOLS": lacking.get("TOOLS", ""),

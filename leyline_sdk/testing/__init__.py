@@ -7,7 +7,8 @@
         session.tool_result(wanted, "seven")
         assert session.complete().text == "the answer is 7"
 
-One token is one byte of text, so that every count can be checked by hand.
+One token is one byte of text, so that every count can be checked by hand. It keeps no caches: no session finds anything
+of another's, by prefix or by content.
 """
 
 from leyline_sdk.testing.byte_format import ByteFormat, Special

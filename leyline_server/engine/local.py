@@ -83,6 +83,11 @@ class LocalEngine:
         self.amortize_refused = model.rotary.reason
         self.repair_share_refused = DeviationProbe.refused(model)
 
+    @property
+    def content_reuse_refused(self) -> str:
+        off = "" if self.cache.chunks.budget else "the server keeps nothing for it (--content-share)"
+        return self.amortize_refused or off
+
     # ------------------------------------------------------------ sequences
 
     def open(self, namespace: Namespace, reuse: Reuse = PREFIX) -> SequenceId:

@@ -99,7 +99,7 @@ class Serving:
 
     def reuse(self, request: pb.CreateSessionRequest) -> Reuse:
         """What a new session reuses. Raises INVALID_ARGUMENT, NOT_SUPPORTED."""
-        return reuse_of(request, self.engine.amortize_refused, self.engine.repair_share_refused)
+        return reuse_of(request, self.engine.content_reuse_refused, self.engine.repair_share_refused)
 
     def rules(self, session: Session) -> Rules:
         return Rules(

@@ -556,7 +556,7 @@ class PoolStats(_message.Message):
     in_use: _builtins.int
     """held by at least one session"""
     cached: _builtins.int
-    """held by the prefix tree or for undo alone: evicted before anything is refused"""
+    """held for prefix or content hits or for undo alone: evicted before anything is refused"""
     rows_computed: _builtins.int
     """since the server started, counted where the model is called"""
     running: _builtins.int

@@ -38,8 +38,8 @@ PREFIX: Final = Reuse()
 
 
 def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str) -> Reuse:
-    """What a new session asks for. `refused`: why rows can't be read at another position; `share_refused`: why
-    deviations can't be measured; empty where they can.
+    """What a new session asks for. `refused`: why nothing is found by its content; `share_refused`: why deviations
+    can't be measured; empty where they can.
 
     Raises INVALID_ARGUMENT, NOT_SUPPORTED.
     """
@@ -49,7 +49,7 @@ def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str)
     if mode != pb.REUSE_PREFIX and refused:
         raise Refusal(
             "NOT_SUPPORTED",
-            f"this model does not support content reuse: {refused}",
+            f"content reuse is not supported here: {refused}",
             feature="CONTENT_REUSE",
             why=refused,
         )

@@ -283,16 +283,13 @@ def test_an_open_session_of_register_is_a_pin(serve: Serve) -> None:
         assert min(share_taken(client, late, report, one) for one in DOCUMENTS) > 0.9
 
 
-def test_without_a_share_of_the_pool_nothing_is_found_by_content(serve: Serve) -> None:
+def test_without_a_share_of_the_pool_content_is_refused_with_the_reason(serve: Serve) -> None:
     with serve("--content-share", "0") as address, Leyline(target=address, timeout_s=120) as client:
-        open_one = opened(client, SYSTEM, *DOCUMENTS, reuse=Reuse.REGISTER)
-        computed(open_one)
-        open_one.warm(DOCUMENTS)
-        moved = opened(client, "Be brief. " + SYSTEM, *DOCUMENTS[::-1], reuse=Reuse.CONTENT)
-        report = computed(moved)
-        assert (report.content_hit, report.content_spans) == (0, ())
-        assert moved.info().exact_upto == moved.info().num_tokens
+        feature = client.server_info().features["CONTENT_REUSE"]
+        assert (feature.supported, "--content-share" in feature.reason) == (False, True)
+        for reuse in (Reuse.REGISTER, Reuse.CONTENT):
+            with pytest.raises(NotSupported, match="--content-share"):
+                opened(client, SYSTEM, *DOCUMENTS, reuse=reuse)
         # Prefixes are as they were.
-        again = opened(client, SYSTEM, *DOCUMENTS, reuse=Reuse.CONTENT)
-        assert computed(again).computed == 1
-        assert [one.computed for one in again.warm(DOCUMENTS)] == [1] * len(DOCUMENTS)
+        computed(opened(client, SYSTEM, *DOCUMENTS))
+        assert computed(opened(client, SYSTEM, *DOCUMENTS)).computed == 1
