@@ -1,0 +1,196 @@
+"""What a reviewer found."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from leyline_proto import leyline_pb2 as pb
+from leyline_proto.reuse import PREFIX, Reuse
+from tests.engine.harness import Rig, random_ids
+
+CONTENT, REGISTER = Reuse(pb.REUSE_CONTENT), Reuse(pb.REUSE_REGISTER)
+V = "v2-qlora-dense"
+
+
+@pytest.fixture
+def rig(loaded):
+    return Rig(loaded(V), num_slots=2048)
+
+
+def names_of(rig, slots):
+    reg = [set(map(int, s)) for s in rig.engine.cache.chunks.slots()]
+    return set().union(*reg) & set(map(int, slots)) if reg else set()
+
+
+def test_forget_in_the_sink_reaches_what_a_fork_registered(rig):
+    """The secret stands in the first 32 positions, which are in no chunk."""
+    short = rig.open(random_ids(30, 1), reuse=REGISTER)
+    rig.prefill(short)
+    fork = rig.engine.fork(short)
+    story = random_ids(200, 2)
+    rig.engine.append(fork, story)
+    rig.prefill(fork)
+    rig.engine.close(fork)
+    rig.engine.splice(short, [rig.edit(10, 20, [], forget=True)])
+    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+
+
+def test_forget_in_a_gap_reaches_what_a_fork_registered(rig):
+    """The secret stands in a document that was known by content before, so its second copy is in no chunk."""
+    doc, story = random_ids(90, 4), random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], (*("tenant", "digest"),), REGISTER))
+    own = rig.open([*random_ids(100, 6), *doc], reuse=REGISTER)
+    rig.prefill(own)
+    fork = rig.engine.fork(own)
+    rig.engine.append(fork, story)
+    rig.prefill(fork)
+    rig.engine.close(fork)
+    rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
+    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+
+
+def test_forget_reaches_what_was_truncated(rig):
+    """As before, in one session."""
+    doc, story = random_ids(90, 4), random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
+    own = rig.open([*random_ids(100, 6), *doc, *story], reuse=REGISTER)
+    rig.prefill(own)
+    rig.engine.truncate(own, 190)
+    rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
+    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+
+
+def test_forget_reaches_behind_a_chunk_that_gave_way(rig):
+    """The chunk of the secret was evicted, one behind it is still here."""
+    front, secret, story = random_ids(100, 6), random_ids(140, 7), random_ids(200, 2)
+    own = rig.open([*front, *secret], reuse=REGISTER)
+    rig.prefill(own)
+    fork = rig.engine.fork(own)
+    rig.engine.append(fork, story)
+    rig.prefill(fork)
+    rig.engine.close(fork)
+    chunks = rig.engine.cache.chunks
+    for chunk in [c for c in chunks._chunks.values() if c.start >= 32 and c.end <= 240]:
+        rig.engine.cache.release_cached(chunks._drop([chunk]))  # as the budget does
+    rig.engine.check_integrity()
+    rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
+    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+
+
+def test_what_stands_behind_a_forget_is_computed_though_the_list_grows(rig):
+    story = random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
+    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    assert rig.prefill(own).content_hit == 200
+    rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
+    rig.engine.splice(own, [rig.edit(40, 40, random_ids(120, 9))])
+    assert rig.prefill(own).content_hit == 0
+
+
+def test_hits_that_were_cut_and_came_back_stay_for_others(rig):
+    story = random_ids(200, 2)
+    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
+    rig.prefill(source)
+    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    rig.prefill(own)
+    edit = rig.edit(80, 100, [])
+    rig.engine.splice(own, [edit])
+    rig.logits(own)
+    rig.engine.undo(own, edit.edit_id, 80, 0)
+    (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
+    assert receipt.held_elsewhere == ()
+    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+
+
+def test_hits_that_are_kept_for_undo_stay_for_others(rig):
+    story = random_ids(200, 2)
+    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
+    rig.prefill(source)
+    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    rig.prefill(own)
+    edit = rig.edit(80, 100, [])
+    rig.engine.splice(own, [edit])
+    (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True, stale=(edit.edit_id,))])
+    assert receipt.held_elsewhere == ()
+    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+
+
+def test_borrowed_names_no_slot_of_another_row(loaded):
+    rig = Rig(loaded(V), num_slots=700)
+    story = random_ids(200, 2)
+    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
+    rig.prefill(source)
+    text = [*random_ids(60, 8), *story, *random_ids(20, 9)]
+    own = rig.open(text, reuse=CONTENT)
+    rig.prefill(own)
+    assert rig.engine._admission._evict_idle()
+    assert rig.engine._admission._evict_idle()
+    rig.engine.close(source)
+    rig.engine.cache.clear_caches()
+    other = rig.open(text)  # PREFIX: computed whole, into the same slots
+    rig.prefill(other)
+    report = rig.prefill(own)
+    assert report.prefix_hit == len(text) - 1
+
+    # AMORTIZE, a fork keeps the tail, FORGET the edit
+    edit = rig.edit(40, 50, [])
+    rig.engine.splice(own, [edit])
+    fork = rig.engine.fork(own)
+    rig.engine.close(other)
+    rig.engine.truncate(fork, 220)
+    (e2,) = [rig.edit(0, 60, [])]
+    rig.engine.splice(fork, [e2])
+    for key in rig.engine.cache.kept.keys(fork):
+        rig.engine.cache.release_cached(rig.engine.cache.kept.drop(key))
+    (receipt,) = rig.engine.splice(own, [rig.edit(40, 40, [], forget=True, forgotten=(edit.edit_id,))])
+    assert receipt.held_elsewhere == (fork,)
+
+
+def test_forget_reaches_what_a_cancelled_call_registered(rig):
+    """Append with prefill=true is cancelled: it publishes what it has computed, and is rolled back."""
+    doc, story = random_ids(90, 4), random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
+    own = rig.open([*random_ids(100, 6), *doc], reuse=REGISTER)
+    rig.prefill(own)
+    checkpoint = rig.engine.checkpoint(own)
+    rig.engine.append(own, [*story, *random_ids(500, 8)])
+    run = rig.compute(own)
+    for _ in range(6):
+        rig.step()
+    run.request.cancel()
+    rig.run()
+    rig.engine.rollback(own, checkpoint)
+    rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
+    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+
+
+def test_hits_of_a_call_that_was_rolled_back_stay_for_others(rig):
+    story = random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
+    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    rig.prefill(own)
+    checkpoint = rig.engine.checkpoint(own)
+    rig.engine.splice(own, [rig.edit(80, 100, [])])
+    rig.prefill(own)
+    rig.logits(own)
+    rig.engine.rollback(own, checkpoint)
+    (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
+    assert receipt.held_elsewhere == ()
+    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+
+
+def test_a_rolled_back_forget_leaves_reuse_as_it_was(rig):
+    story = random_ids(200, 2)
+    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
+    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    checkpoint = rig.engine.checkpoint(own)
+    rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
+    rig.engine.rollback(own, checkpoint)
+    assert rig.prefill(own).content_hit == 200
+
+
+def test_a_registry_without_budget_holds_nothing(loaded):
+    rig = Rig(loaded(V), num_slots=2048, chunk_budget=0)
+    for seed in range(3):
+        rig.prefill(rig.open(random_ids(200, seed), reuse=REGISTER))
+    assert not rig.engine.cache.chunks.slots()
