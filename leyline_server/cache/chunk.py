@@ -1,7 +1,8 @@
 """A chunk of the registry, and how chunks hang together: what was computed from what.
 
 Owns the links. They form a tree: the parent of a chunk is the last one registered in front of it in its text, whether
-they touch or not, so all that was computed from a row is in its chunk and below it.
+they touch or not. Of the rows between the two, which are in no chunk, it has the contexts: so all that was computed from
+a row is in its chunk and below it, or behind a gap that names it and below that.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from numpy.typing import NDArray
 from leyline_server.cache.slots import Slots
 
 Ids = NDArray[np.int32]
+Contexts = NDArray[np.uint64]
 Namespace = tuple[str, ...]
 
 
 class Chunk:
     """`ids` and `slots` of a stretch of a text's rows, the first of them at position `start`. `fingerprints`: hashes
-    that lead here, and the slots that they lead to."""
+    that lead here, and the slots that they lead to. `gap`: contexts of the rows between its parent and it."""
 
-    __slots__ = ("children", "fingerprints", "ids", "namespace", "number", "parent", "slots", "start", "used")
+    __slots__ = ("children", "fingerprints", "gap", "ids", "namespace", "number", "parent", "slots", "start", "used")
 
     def __init__(self, number: int, namespace: Namespace, start: int, ids: Ids, slots: Slots, used: int) -> None:
         self.number, self.namespace, self.used = number, namespace, used
         self.start, self.ids, self.slots = start, ids, slots
         self.fingerprints: list[tuple[int, int]] = []
+        self.gap: list[Contexts] = []
         self.parent: Chunk | None = None
         self.children: list[Chunk] = []
 
@@ -56,9 +59,10 @@ class Chunk:
         if parent is not None:
             parent.children.append(self)
 
-    def leave(self) -> None:
-        """Takes it out: what hangs below hangs where it hung."""
+    def leave(self, contexts: Contexts) -> None:
+        """Takes it out: what hangs below hangs where it hung, and its rows, of these contexts, are in the gap."""
         for child in list(self.children):
+            child.gap = [*self.gap, contexts, *child.gap]
             child.hang(self.parent)
         self.hang(None)
 

@@ -151,7 +151,8 @@ class ChunkRegistry:
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
         count = max(1, (end - start) // _CHUNK)
         bounds = np.linspace(start, end, count + 1).astype(int).tolist()
-        parent = self._last(slots[:start])
+        parent, behind = self._last(slots[:start])
+        gap = [self._table.context[indices(slots[behind:start])]]
         for low, high in pairwise(bounds):
             chunk = Chunk(self._next_number, namespace, low, ids[low:high].copy(), slots[low:high].copy(), now)
             self._next_number += 1
@@ -160,18 +161,19 @@ class ChunkRegistry:
             self._chunk_of[chunk.slots] = chunk.number
             self._place[chunk.slots] = np.arange(len(chunk.slots))
             chunk.hang(parent)
+            chunk.gap, gap = gap, []
             parent = chunk
-        follower = self._last(slots[end : end + 1])
+        follower, _ = self._last(slots[end : end + 1])
         if follower is not None:  # what is new fills a gap
             follower.hang(parent)
         self._table.retain(slots[start:end], Holder.CACHE)
         self.num_rows += end - start
 
-    def _last(self, slots: Slots) -> Chunk | None:
-        """The chunk of the last of these slots that is in any."""
+    def _last(self, slots: Slots) -> tuple[Chunk | None, int]:
+        """The chunk of the last of these slots that is in any, and the index behind it."""
         numbers = self._chunk_of[indices(slots)]
         named = np.flatnonzero(numbers >= 0)
-        return self._chunks[int(numbers[named[-1]])] if len(named) else None
+        return (self._chunks[int(numbers[named[-1]])], int(named[-1]) + 1) if len(named) else (None, 0)
 
     # ------------------------------------------------------------ letting go
 
@@ -182,8 +184,17 @@ class ChunkRegistry:
             return _NONE
         slots = np.flatnonzero(self._chunk_of >= 0)
         found = distinct(self._chunk_of[slots[influence.among(self._table.context[slots])]])
+        found |= self._behind_gaps(influence)
         own = [self._chunks[number] for number in found if self._chunks[number].namespace == namespace]
         return self._drop({below.number: below for chunk in own for below in chunk.below()}.values())
+
+    def _behind_gaps(self, influence: Influence) -> set[int]:
+        """The numbers of chunks with a row of this influence in the gap in front of them."""
+        gaps = [(chunk.number, part) for chunk in self._chunks.values() for part in chunk.gap if len(part)]
+        if not gaps:
+            return set()
+        numbers = np.repeat([number for number, _ in gaps], [len(part) for _, part in gaps])
+        return distinct(numbers[influence.among(np.concatenate([part for _, part in gaps]))])
 
     def oldest(self) -> int | None:
         """When the chunk that `evict` would take was last used; None when no eviction frees a slot."""
@@ -206,7 +217,7 @@ class ChunkRegistry:
 
     def clear(self) -> Slots:
         """Drops everything. Returns the slots to release."""
-        return self._drop(list(self._chunks.values()))
+        return self._drop(list(self._chunks.values())[::-1])  # mostly from the ends of texts: then nothing is bequeathed
 
     def slots(self) -> list[Slots]:
         return [chunk.slots for chunk in self._chunks.values()]
@@ -265,7 +276,7 @@ class ChunkRegistry:
                     del known[fingerprint]
             if not known:
                 self._fingerprints.pop(chunk.namespace, None)
-            chunk.leave()
+            chunk.leave(self._table.context[indices(chunk.slots)])
         return np.concatenate(gone)
 
 
