@@ -26,6 +26,7 @@ EditKey = tuple[int, str]
 _Age = tuple[int, int, str, int]
 """(when it was kept, sequence, edit id, number): smaller gives way first. No two edits ever have the same number."""
 
+_NONE: Final = np.zeros(0, np.uint64)
 _PEEK: Final = 256  # slots that are looked at first: mostly all of an edit's rows can be freed
 
 
@@ -76,12 +77,13 @@ class KeptRows:
     def has(self, key: EditKey) -> bool:
         return key[1] in self._kept.get(key[0], {})
 
-    def add_to(self, influence: Influence, key: EditKey) -> None:
-        """Adds what the edit's rows were computed from, also of rows that were taken since."""
+    def add_to(self, influence: Influence, key: EditKey, without: Contexts = _NONE) -> None:
+        """Adds what the edit's rows were computed from, also of rows that were taken since; but these contexts."""
         if self.has(key):
             kept = self._kept[key[0]][key[1]]
-            influence.add_rows(self._table, kept.ids, kept.slots)
-            influence.add_scattered(kept.lost)
+            own = np.isin(self._table.context[indices(kept.slots)], without, invert=True) & (kept.slots >= 0)
+            influence.add_rows(self._table, kept.ids[own], kept.slots[own])
+            influence.add_scattered(np.setdiff1d(kept.lost, without))
 
     def drop(self, key: EditKey) -> Slots:
         """Forgets an edit's rows and text. Returns the slots to release."""

@@ -280,8 +280,8 @@ class Admission:
             return False
         state = min(idle, key=lambda s: s.used)
         gone = state.rows.slots
-        own = np.setdiff1d(gone[gone >= 0], state.borrowed)
-        lost = np.sort(np.concatenate([state.lost, self._cache.table.context[own]]))
+        own = np.setdiff1d(self._cache.table.context[gone[gone >= 0]], state.borrowed)
+        lost = np.sort(np.concatenate([state.lost, own]))
         state.lost = lost[np.diff(lost, prepend=np.uint64(0)) != 0]  # each once; 0 is of no text
         state.rows = state.rows.pending_from(0)
         state.evicted = True

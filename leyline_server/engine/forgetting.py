@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import indices
+from leyline_server.cache.slots import Slots, indices
 from leyline_server.edit.plan import Plan, PlannedEdit
 from leyline_server.engine.sequence import SequenceState
 
@@ -28,10 +28,12 @@ def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, plan: Pl
     rows, start, table = state.rows, item.edit.start, cache.table
     found = Influence()
     found.add_rows(table, item.ids, item.slots)
-    own = _own_tail(state, plan)
+    own = _own(cache, state, plan.tail_slots)
     found.add_rows(table, plan.tail_ids[own], plan.tail_slots[own])
-    for edit_id in (*item.edit.forgotten, *item.edit.stale):
+    for edit_id in item.edit.forgotten:
         cache.kept.add_to(found, (state.id, edit_id))
+    for edit_id in item.edit.stale:
+        cache.kept.add_to(found, (state.id, edit_id), state.borrowed)
     if len(state.lost):
         found.add_scattered(np.setdiff1d(state.lost, rows.contexts[:start]))
     if len(item.ids):
@@ -49,9 +51,10 @@ def held_elsewhere(
 ) -> tuple[int, ...]:
     """The other sequences of the namespace that hold some of what a FORGET drops: the rows, or the same text's."""
     kept, table = cache.kept, cache.table
-    keys = [(state.id, edit_id) for edit_id in (*item.edit.forgotten, *item.edit.stale)]
-    from_list = np.concatenate([item.slots, plan.tail_slots[_own_tail(state, plan)]])
-    from_kept = np.concatenate([from_list[:0], *(kept.get(key)[1] for key in keys if kept.has(key))])
+    from_list = np.concatenate([item.slots, plan.tail_slots[_own(cache, state, plan.tail_slots)]])
+    cut = [kept.get((state.id, one))[1] for one in item.edit.forgotten if kept.has((state.id, one))]
+    behind = [kept.get((state.id, one))[1] for one in item.edit.stale if kept.has((state.id, one))]
+    from_kept = np.concatenate([from_list[:0], *cut, *(slots[_own(cache, state, slots)] for slots in behind)])
     gone = np.concatenate([from_list, from_kept])
     # The references say whether any list but this one can hold them.
     shared = table.most_sessions(from_list) > 1 or table.most_sessions(from_kept) > 0
@@ -76,9 +79,9 @@ def held_elsewhere(
     return tuple(found)
 
 
-def _own_tail(state: SequenceState, plan: Plan) -> NDArray[np.bool_]:
+def _own(cache: KVCache, state: SequenceState, slots: Slots) -> NDArray[np.bool_]:
     """[n]: which of the rows behind the span were computed behind it; the others are content hits."""
-    return np.isin(plan.tail_slots, state.borrowed, invert=True)
+    return np.isin(cache.table.context[indices(slots)], state.borrowed, invert=True)
 
 
 def forget(cache: KVCache, state: SequenceState, item: PlannedEdit, influence: Influence) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import PENDING, runs, stretches
+from leyline_server.cache.slots import PENDING, indices, runs, stretches
 from leyline_server.engine.sequence import SequenceState
 
 
@@ -37,8 +37,6 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
     What the sequence's repair names of each hit stays pending, or is in doubt.
     """
     rows, reuse = state.rows, state.reuse
-    if len(state.borrowed):
-        state.borrowed = np.intersect1d(state.borrowed, rows.slots)
     index, slots = [np.zeros(0, np.int64)], [rows.slots[:0]]
     if reuse.takes and reuse.repair.share < 1:
         waits = rows.slots[:-1] == PENDING
@@ -55,5 +53,7 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
         rows = rows.borrowed(taken, found)
         for stretch in stretches(taken) if reuse.repair.share else ():
             rows = rows.doubted(int(stretch[0]), int(stretch[-1]) + 1, reuse.repair.share)
-        state.rows, state.borrowed = rows, np.union1d(state.borrowed, found)
+        contexts = cache.table.context[indices(found)]
+        state.borrowed = np.union1d(state.borrowed, contexts[contexts != rows.contexts[taken]])
+        state.rows = rows
     return taken

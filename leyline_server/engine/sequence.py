@@ -12,7 +12,7 @@ import numpy as np
 
 from leyline_proto.reuse import Reuse
 from leyline_server.cache.chunks import SINK
-from leyline_server.cache.slots import PENDING, Slots, SlotTable
+from leyline_server.cache.slots import PENDING, SlotTable
 from leyline_server.edit.rows import Contexts, Rows
 from leyline_server.engine.engine import Namespace, SequenceId
 
@@ -31,9 +31,8 @@ class SequenceState:
         self.evicted = False  # idle rows were given up since the last computation
         self.edited = False  # edited since the last computation
         self.cold = True  # nothing was ever computed
-        # Slots of content hits: nothing of this sequence's own text is in their rows. None that left the list is here
-        # when slots are allocated, so a number never comes to mean another row.
-        self.borrowed: Slots = np.zeros(0, np.int32)
+        # Contexts of the rows of content hits, now in the list or once: of other texts, so none of this one's rows.
+        self.borrowed: Contexts = np.zeros(0, np.uint64)
         # Below it no content is reused: a FORGET promises that what stood there is computed again.
         self.takes_content_from = SINK
         # Contexts of the rows that were evicted: a FORGET still finds their text in the prefix tree.
