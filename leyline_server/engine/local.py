@@ -70,7 +70,7 @@ class LocalEngine:
         )
         self.cache = KVCache(pool, num_slots // 2 if chunk_budget is None else chunk_budget)
         self.sequences: dict[SequenceId, SequenceState] = {}
-        self._doubts: dict[SequenceId, tuple[Doubt | None, tuple[float, ...]]] = {}  # of checkpoints
+        self._beside: dict[SequenceId, tuple[Doubt | None, tuple[float, ...], int]] = {}  # rows of checkpoints
         self._next_id = 1
         self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
         self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP[device.type]))
@@ -140,6 +140,8 @@ class LocalEngine:
         told, influences = receipts(self.cache, state, self.sequences.values(), planned)
         if dry_run:
             return told
+        for edit in edits:
+            state.grew(edit.start, len(edit.ids) - (edit.end - edit.start))
         state.rows, state.edited = planned.rows, True
         for item in planned.edits:
             if not item.edit.forget:
@@ -159,6 +161,7 @@ class LocalEngine:
         ids, slots = self.cache.kept.get(key)
         self.cache.retain(slots)
         self.cache.release_cached(self.cache.kept.drop(key))
+        state.grew(at, len(ids) - inserted)
         r_slots = state.rows.slots[at : at + inserted]
         rows = state.rows.spliced(at, at + inserted, ids, slots)
         if rows.doubt is not None:  # what is exact again needs no repair
@@ -173,7 +176,7 @@ class LocalEngine:
         self._next_id += 1
         self.cache.kept.copy(sequence, owner)
         self.cache.kept.keep((owner, ""), state.rows.ids, state.rows.slots, self.cache.tick())
-        self._doubts[owner] = state.rows.doubt, state.rows.shares
+        self._beside[owner] = state.rows.doubt, state.rows.shares, state.takes_content_from
         return owner
 
     def rollback(self, sequence: SequenceId, checkpoint: SequenceId) -> None:
@@ -181,7 +184,7 @@ class LocalEngine:
         ids, slots = self.cache.kept.get((checkpoint, ""))
         self.cache.retain(slots)
         gone = state.rows.slots
-        doubt, shares = self._doubts[checkpoint]
+        doubt, shares, state.takes_content_from = self._beside[checkpoint]
         state.rows = replace(Rows.of(ids, slots), doubt=doubt, shares=shares)
         self.cache.release(gone)
         self._drop_kept(sequence)
@@ -190,7 +193,7 @@ class LocalEngine:
         self.discard(checkpoint)
 
     def discard(self, checkpoint: SequenceId) -> None:
-        del self._doubts[checkpoint]
+        del self._beside[checkpoint]
         self._drop_kept(checkpoint)
 
     def _drop_kept(self, owner: SequenceId) -> None:

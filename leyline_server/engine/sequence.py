@@ -55,6 +55,11 @@ class SequenceState:
         self._tokens, self._slots = [], []
         self._rows = rows
 
+    def grew(self, at: int, by: int) -> None:
+        """An edit at this entry made the list so much longer: what stands behind a FORGET moves with it."""
+        if SINK < self.takes_content_from and at < self.takes_content_from:
+            self.takes_content_from += max(0, by)
+
     def appended(self, token: int) -> None:
         """A token was generated; its entry is pending."""
         self._tokens.append(token)
