@@ -136,7 +136,8 @@ def _resume(
         raise ConfigError(
             f"session {session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use another id"
         )
-    if repair is not None and repair_to_pb(repair) != got.session.reuse_repair:
+    asked = pb.Repair() if repair is None or repair.first == 0 else repair_to_pb(repair)  # none is not told
+    if repair is not None and asked != got.session.reuse_repair:
         raise ConfigError(
             f"session {session_id!r} was created with another reuse_repair than {repair}; resume it without, or use "
             "another id"

@@ -113,6 +113,8 @@ def test_a_resumed_session_has_its_own() -> None:
         assert client.session("s", **cast(Any, same)).reuse is Reuse.CONTENT
     with pytest.raises(errors.ConfigError, match=r"another reuse_repair than Repair\(first=5"):
         client.session("s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=5))
+    client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
+    client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
     client.session("plain")
     with pytest.raises(errors.ConfigError, match="PREFIX, not CONTENT"):
         client.session("plain", reuse=Reuse.CONTENT)
