@@ -1,8 +1,8 @@
 """A chunk of the registry, and how chunks hang together: what was computed from what.
 
 Owns the links. They form a tree: the parent of a chunk is the last one registered in front of it in its text, whether
-they touch or not. Of the rows between the two, which are in no chunk, it has the contexts: so all that was computed from
-a row is in its chunk and below it, or behind a gap that names it and below that.
+they touch or not. Of the rows between the two, which are in no chunk, it has the contexts: so all that was computed
+from a row is in its chunk and below it, or behind a gap that names it and below that.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class ChunkRegistry:
 
     def clear(self) -> Slots:
         """Drops everything. Returns the slots to release."""
-        return self._drop(list(self._chunks.values())[::-1])  # mostly from the ends of texts: then nothing is bequeathed
+        return self._drop(list(self._chunks.values())[::-1])  # ends first: nothing is left to hang elsewhere
 
     def slots(self) -> list[Slots]:
         return [chunk.slots for chunk in self._chunks.values()]

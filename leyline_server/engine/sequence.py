@@ -57,7 +57,7 @@ class SequenceState:
 
     def grew(self, at: int, by: int) -> None:
         """An edit at this entry made the list so much longer: what stands behind a FORGET moves with it."""
-        if SINK < self.takes_content_from and at < self.takes_content_from:
+        if self.takes_content_from > SINK and at < self.takes_content_from:
             self.takes_content_from += max(0, by)
 
     def appended(self, token: int) -> None:
