@@ -11,7 +11,7 @@ chunks go that no session holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -180,13 +180,26 @@ class ChunkRegistry:
     def cut(self, namespace: Namespace, influence: Influence) -> Slots:
         """Drops every chunk that has a row of this influence, and all that was computed from it. Returns the slots to
         release."""
+        return self._drop(self._reached(namespace, influence).values())
+
+    def reached(self, namespace: Namespace, influence: Influence) -> Slots:
+        """The slots of all rows here that were computed from rows of this influence, or are among them."""
+        out, behind_gaps = [_NONE], self._behind_gaps(influence)
+        for chunk in self._reached(namespace, influence).values():
+            own = influence.among(self._table.context[indices(chunk.slots)])
+            first = 0 if chunk.number in behind_gaps else int(own.argmax())  # 0 too where none is its own
+            out.append(chunk.slots[first:])
+        return np.concatenate(out)
+
+    def _reached(self, namespace: Namespace, influence: Influence) -> dict[int, Chunk]:
+        """By number: chunks with a row of this influence, or one in the gap in front of them, and all below these."""
         if not self._chunks:
-            return _NONE
+            return {}
         slots = np.flatnonzero(self._chunk_of >= 0)
         found = distinct(self._chunk_of[slots[influence.among(self._table.context[slots])]])
         found |= self._behind_gaps(influence)
         own = [self._chunks[number] for number in found if self._chunks[number].namespace == namespace]
-        return self._drop({below.number: below for chunk in own for below in chunk.below()}.values())
+        return {below.number: below for chunk in own for below in chunk.below()}
 
     def _behind_gaps(self, influence: Influence) -> set[int]:
         """The numbers of chunks with a row of this influence in the gap in front of them."""
@@ -222,12 +235,12 @@ class ChunkRegistry:
     def slots(self) -> list[Slots]:
         return [chunk.slots for chunk in self._chunks.values()]
 
-    def ages(self) -> Iterator[tuple[Slots, int]]:
+    def ages(self) -> list[tuple[Slots, int]]:
         """Each chunk's slots, and when it was last used."""
-        return ((chunk.slots, chunk.used) for chunk in self._chunks.values())
+        return [(chunk.slots, chunk.used) for chunk in self._chunks.values()]
 
     def check_integrity(self) -> None:
-        """Asserts that what finds a chunk by slot and by fingerprint names those that are here, and no other."""
+        """Asserts that slots and fingerprints name the chunks that are here, and no other."""
         assert self.num_rows == sum(len(chunk.ids) for chunk in self._chunks.values())
         assert self.num_rows <= self.budget or self._idle.first() is None
         for chunk in self._chunks.values():
@@ -284,5 +297,4 @@ def _common(here: Ids, there: Ids) -> int:
     """How many ids they have in common from the first on."""
     length = min(len(here), len(there))
     differs = here[:length] != there[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+    return int(differs.argmax()) if differs.any() else length

@@ -57,6 +57,7 @@ class Influence:
         contexts = contexts[contexts != 0]
         self._scattered |= len(contexts) > 0
         self._all.append(contexts)
+        self._sorted = None
 
     # ------------------------------------------------------------ questions
 

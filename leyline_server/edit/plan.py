@@ -6,7 +6,7 @@ Owns the arithmetic of several disjoint edits at once. `LocalEngine` carries a p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,13 +34,15 @@ class PlannedEdit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rows` is the final list; `tail_ids`, `tail_slots`: entries with KV that stay and lose it to a FORGET."""
+    """`rows` is the final list; `tail_ids`, `tail_slots`: entries with KV that stay and lose it to a FORGET; `reached`:
+    slots of others that lose it, because their rows were computed from the span elsewhere."""
 
     rows: Rows
     edits: tuple[PlannedEdit, ...]  # in the order given
     tail_ids: Ids
     tail_slots: Slots
     forget_from: int | None
+    reached: Slots = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def plan(rows: Rows, edits: Sequence[RowEdit]) -> Plan:

@@ -6,7 +6,8 @@ loses the text wherever it was published, also when its slots are another sessio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,24 @@ def influenced(cache: KVCache, state: SequenceState, item: PlannedEdit, plan: Pl
         found.add_scattered(np.setdiff1d(state.lost, rows.contexts[:start]))
     if len(item.ids):
         found.add_text(rows.contexts, start)
+    found.add_scattered(table.context[indices(cache.chunks.reached(state.namespace, found))])
     return found
+
+
+def without_reached(cache: KVCache, state: SequenceState, plan: Plan, influences: Sequence[Influence]) -> Plan:
+    """Content hits in front of a span, which their source computed from it, and what was computed over them: the list
+    becomes pending from the first of them on."""
+    slots = plan.rows.slots
+    if not influences or not len(state.borrowed):
+        return plan
+    index = np.flatnonzero(slots >= 0)
+    index = index[~_own(cache, state, slots[index])]
+    contexts = cache.table.context[indices(slots[index])]
+    index = index[np.any([influence.among(contexts) for influence in influences], axis=0)]
+    if not len(index):
+        return plan
+    behind = slots[int(index[0]) :]
+    return replace(plan, rows=plan.rows.pending_from(int(index[0])), reached=behind[behind >= 0])
 
 
 def held_elsewhere(

@@ -29,7 +29,7 @@ from leyline_server.engine.engine import (
     RowReceipt,
     SequenceId,
 )
-from leyline_server.engine.forgetting import forget
+from leyline_server.engine.forgetting import forget, influenced, without_reached
 from leyline_server.engine.receipts import receipts
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.sequence import SequenceState
@@ -137,7 +137,9 @@ class LocalEngine:
     def splice(self, sequence: SequenceId, edits: Sequence[RowEdit], dry_run: bool = False) -> list[RowReceipt]:
         state = self._idle(sequence)
         planned = plan(state.rows, edits)
-        told, influences = receipts(self.cache, state, self.sequences.values(), planned)
+        influences = [influenced(self.cache, state, item, planned) for item in planned.edits if item.edit.forget]
+        planned = without_reached(self.cache, state, planned, influences)
+        told = receipts(self.cache, state, self.sequences.values(), planned, influences)
         if dry_run:
             return told
         for edit in edits:
@@ -153,6 +155,7 @@ class LocalEngine:
             self.cache.release(item.slots)
             self.cache.release(item.repaired)
         self.cache.release(planned.tail_slots)
+        self.cache.release(planned.reached)
         return told
 
     def undo(self, sequence: SequenceId, edit_id: str, at: int, inserted: int) -> Restored:

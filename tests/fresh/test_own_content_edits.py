@@ -17,7 +17,7 @@ from leyline_sdk import (
     assemble,
     clear,
 )
-from leyline_sdk.errors import ConfigError, ContextExceeded, InvalidArgument
+from leyline_sdk.errors import ConfigError, ContextExceeded, InvalidArgument, NotSupported
 from tests.fresh.sharing import (
     DOCUMENTS,
     LEAST,

@@ -84,7 +84,6 @@ def test_the_repair_is_sent() -> None:
         ({"reuse": 3}, "PREFIX, REGISTER, CONTENT"),
         ({"reuse": Reuse.CONTENT, "reuse_repair": 16}, "no Repair"),
         ({"reuse": Reuse.REGISTER, "reuse_repair": Repair(first=16)}, "content hits"),
-        ({"reuse_repair": Repair(share=0.5)}, "content hits"),
     ],
 )
 def test_bad_values_are_refused_before_any_call(bad: dict[str, Any], says: str) -> None:
@@ -92,6 +91,18 @@ def test_bad_values_are_refused_before_any_call(bad: dict[str, Any], says: str) 
     with pytest.raises(errors.ConfigError, match=says):
         fake.client().session("s", **bad)
     assert fake.calls == []
+
+
+def test_a_repair_alone_is_for_a_session_that_is_resumed() -> None:
+    fake = FakeServer()
+    with pytest.raises(errors.ConfigError, match="content hits"):
+        fake.client().session(reuse_repair=Repair(share=0.5))
+    assert fake.calls == []
+    with pytest.raises(errors.ConfigError, match="content hits"):
+        fake.client().session("new", reuse_repair=Repair(share=0.5))
+    assert "CreateSession" not in fake.calls
+    fake.client().session("old", reuse=Reuse.CONTENT, reuse_repair=Repair(share=0.5))
+    assert fake.client().session("old", reuse_repair=Repair(share=0.5)).reuse is Reuse.CONTENT
 
 
 def test_a_model_that_cant_turn_keys_refuses_to_take() -> None:
