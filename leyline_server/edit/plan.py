@@ -92,5 +92,5 @@ def _repaired(rows: Rows, edit: RowEdit, start: int, end: int) -> tuple[Rows, Sl
         rows = rows.made_pending(known)
     if not 0 < edit.repair.share < 1:
         return rows, slots, len(known)
-    doubted = rows.doubted(start, end, edit.repair.share)
+    doubted = rows.doubted([(start, end)], edit.repair.share)
     return doubted, slots, doubted.num_to_repair - rows.num_to_repair

@@ -174,13 +174,15 @@ class Rows:
         """How many of them will be computed again."""
         return sum(count for _, count in self._doubts())
 
-    def doubted(self, start: int, end: int, share: float) -> Rows:
-        """[start, end) are in doubt together: this share of them. What is in doubt with a larger share stays so."""
-        shares = (*self.shares, share)
+    def doubted(self, spans: Sequence[tuple[int, int]], share: float) -> Rows:
+        """Each [start, end) is in doubt together: this share of it. They are disjoint. What is in doubt with a larger
+        share stays so."""
         doubt = np.zeros(len(self), np.int32) if self.doubt is None else self.doubt.copy()
-        there = doubt[start:end]
-        there[np.array([0.0, *self.shares])[there] < share] = len(shares)
-        return replace(self, doubt=doubt, shares=shares)
+        known = np.array([0.0, *self.shares])
+        for number, (start, end) in enumerate(spans, len(self.shares) + 1):
+            there = doubt[start:end]
+            there[known[there] < share] = number
+        return replace(self, doubt=doubt, shares=(*self.shares, *[share] * len(spans)))
 
     def to_repair(self, deviation: NDArray[np.float32]) -> NDArray[np.int64]:
         """Which of them, ascending: those that deviate most. deviation [number in doubt]; of equal ones the first."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import PENDING, indices, runs, stretches
+from leyline_server.cache.slots import PENDING, indices, runs
 from leyline_server.engine.sequence import SequenceState
 
 
@@ -51,8 +51,8 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
         cache.retain(found)
         cache.touch(found)
         rows = rows.borrowed(taken, found)
-        for stretch in stretches(taken) if reuse.repair.share else ():
-            rows = rows.doubted(int(stretch[0]), int(stretch[-1]) + 1, reuse.repair.share)
+        if reuse.repair.share:
+            rows = rows.doubted([(int(hit[0]), int(hit[-1]) + 1) for hit in index if len(hit)], reuse.repair.share)
         contexts = cache.table.context[indices(found)]
         state.borrowed = np.union1d(state.borrowed, contexts[contexts != rows.contexts[taken]])
         state.rows = rows
