@@ -180,26 +180,27 @@ class ChunkRegistry:
     def cut(self, namespace: Namespace, influence: Influence) -> Slots:
         """Drops every chunk that has a row of this influence, and all that was computed from it. Returns the slots to
         release."""
-        return self._drop(self._reached(namespace, influence).values())
+        return self._drop([chunk for chunk, _ in self._reached(namespace, influence)])
 
     def reached(self, namespace: Namespace, influence: Influence) -> Slots:
         """The slots of all rows here that were computed from rows of this influence, or are among them."""
-        out, behind_gaps = [_NONE], self._behind_gaps(influence)
-        for chunk in self._reached(namespace, influence).values():
-            own = influence.among(self._table.context[indices(chunk.slots)])
-            first = 0 if chunk.number in behind_gaps else int(own.argmax())  # 0 too where none is its own
-            out.append(chunk.slots[first:])
-        return np.concatenate(out)
+        return np.concatenate([_NONE, *(chunk.slots[first:] for chunk, first in self._reached(namespace, influence))])
 
-    def _reached(self, namespace: Namespace, influence: Influence) -> dict[int, Chunk]:
-        """By number: chunks with a row of this influence, or one in the gap in front of them, and all below these."""
+    def _reached(self, namespace: Namespace, influence: Influence) -> list[tuple[Chunk, int]]:
+        """Chunks with a row of this influence, or one in the gap in front of them, and all below these; each with the
+        place of its first row that is one of it or was computed from one."""
         if not self._chunks:
-            return {}
-        slots = np.flatnonzero(self._chunk_of >= 0)
+            return []
+        slots, behind_gaps = np.flatnonzero(self._chunk_of >= 0), self._behind_gaps(influence)
         found = distinct(self._chunk_of[slots[influence.among(self._table.context[slots])]])
-        found |= self._behind_gaps(influence)
-        own = [self._chunks[number] for number in found if self._chunks[number].namespace == namespace]
-        return {below.number: below for chunk in own for below in chunk.below()}
+        own = [self._chunks[n] for n in found | behind_gaps if self._chunks[n].namespace == namespace]
+        below = {one.number: one for chunk in own for one in chunk.below() if one is not chunk}
+        out = [(one, 0) for one in below.values()]
+        for chunk in own:
+            if chunk.number not in below:
+                among = influence.among(self._table.context[indices(chunk.slots)])
+                out.append((chunk, 0 if chunk.number in behind_gaps else int(among.argmax())))
+        return out
 
     def _behind_gaps(self, influence: Influence) -> set[int]:
         """The numbers of chunks with a row of this influence in the gap in front of them."""

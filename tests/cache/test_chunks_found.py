@@ -94,3 +94,13 @@ def test_a_row_of_equal_ids_from_the_first_on_is_found():
     texts = Texts()
     texts.add(np.full(300, 7, np.int32))
     assert texts.spans(np.full(200, 7, np.int32)) == [(0, 200)]
+
+
+def test_what_hangs_below_a_reached_chunk_is_reached_from_its_first_row():
+    """Though a later row of it is reached in its own right."""
+    rng, texts = np.random.default_rng(1), Texts()
+    slots = texts.add(ids_of(rng, SINK + 256))  # two chunks, one below the other
+    texts.table.context[slots] = np.arange(1, len(slots) + 1, dtype=np.uint64)
+    gone = Influence()
+    gone.add_scattered(texts.table.context[slots[[40, 200]]])
+    assert set(texts.chunks.reached(NAMESPACE, gone).tolist()) == set(slots[40:].tolist())
