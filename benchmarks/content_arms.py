@@ -21,7 +21,7 @@ from benchmarks.content_cutters import EXPECTED, Ids, blocks, local_minimum, thr
 from benchmarks.content_input import Text
 from leyline_server.cache.chunks import SINK, ChunkRegistry
 from leyline_server.cache.fingerprints import SHORTEST
-from leyline_server.cache.slots import Holder, Slots, SlotTable
+from leyline_server.cache.slots import Holder, Slots, SlotTable, common
 
 Found = tuple[int, Ids]
 """Where in the text, and the ids that the arm has for it."""
@@ -198,7 +198,7 @@ def count(texts: Sequence[Text], tally: Tally, make: Callable[[int], dict[str, A
     to be computed. Raises WrongResult where an arm holds other ids than the text has."""
     every, oracle = make(sum(len(text.ids) for text in texts)), Oracle()
     for number, text in enumerate(texts):
-        lengths = [_common(text.ids[:-1], earlier.ids) for earlier in texts[:number]]
+        lengths = [common(text.ids[:-1], earlier.ids) for earlier in texts[:number]]
         prefix = Prefix(int(np.argmax(lengths)), max(lengths)) if lengths else Prefix(0, 0)
         tally.tokens += len(text.ids)
         tally.texts += 1
@@ -221,13 +221,7 @@ def count(texts: Sequence[Text], tally: Tally, make: Callable[[int], dict[str, A
             tally.adding[name] += time.perf_counter() - begun
 
 
-def _common(here: Ids, there: Ids) -> int:
-    length = min(len(here), len(there))
-    differs = here[:length] != there[:length]
-    return int(differs.argmax()) if differs.any() else length
-
-
 def _around(ids: Ids, start: int, end: int, there: Ids, at: int) -> tuple[int, int]:
     """How far two texts that agree on ids[start:end] agree to the left of it and to the right."""
-    left = _common(ids[SINK:start][::-1], there[SINK:at][::-1])
-    return left, _common(ids[end:], there[at + end - start :])
+    left = common(ids[SINK:start][::-1], there[SINK:at][::-1])
+    return left, common(ids[end:], there[at + end - start :])

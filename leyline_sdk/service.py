@@ -136,8 +136,8 @@ def _resume(
         raise ConfigError(
             f"session {session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use another id"
         )
-    asked = pb.Repair() if repair is None or repair.first == 0 else repair_to_pb(repair)  # none is not told
-    if repair is not None and asked != got.session.reuse_repair:
+    # A repair of nothing is not told.
+    if repair is not None and got.session.reuse_repair != (repair_to_pb(repair) if repair.first != 0 else pb.Repair()):
         raise ConfigError(
             f"session {session_id!r} was created with another reuse_repair than {repair}; resume it without, or use "
             "another id"

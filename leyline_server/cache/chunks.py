@@ -21,13 +21,12 @@ from leyline_server.cache.chunk import Chunk, Ids, Namespace
 from leyline_server.cache.fingerprints import GRAM, SHORTEST, fingerprints
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
-from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices, runs
+from leyline_server.cache.slots import Holder, Slots, SlotTable, common, distinct, indices, runs
 
 _NONE: Final = np.zeros(0, np.int32)
 _CHUNK: Final = 128
-_OWNERS: Final = (
-    4  # texts by which one fingerprint is found: of a short run that many have in common the longest counts
-)
+_OWNERS: Final = 4
+"""Texts that one fingerprint leads to: of those that have a short run in common the one that agrees most counts."""
 SINK: Final = 32
 """Rows of the first positions are like no others, whatever stands there (Xiao et al., arXiv 2309.17453): they are
 neither registered nor replaced by a hit."""
@@ -94,7 +93,7 @@ class ChunkRegistry:
         end, right = at, list[Slots]()
         here, offset = chunk, place
         while True:
-            same = _common(here.ids[offset:], ids[end:])
+            same = common(here.ids[offset:], ids[end:])
             right.append(here.slots[offset : offset + same])
             end += same
             after = here.after(int(ids[end])) if offset + same == len(here.ids) and end < len(ids) else None
@@ -104,7 +103,7 @@ class ChunkRegistry:
         start, left = at, list[Slots]()
         here, offset = chunk, place
         while True:
-            same = _common(here.ids[:offset][::-1], ids[least:start][::-1])
+            same = common(here.ids[:offset][::-1], ids[least:start][::-1])
             left.append(here.slots[offset - same : offset])
             start -= same
             if same < offset or here.before is None or start == least:
@@ -292,10 +291,3 @@ class ChunkRegistry:
                 self._fingerprints.pop(chunk.namespace, None)
             chunk.leave(self._table.context[indices(chunk.slots)])
         return np.concatenate(gone)
-
-
-def _common(here: Ids, there: Ids) -> int:
-    """How many ids they have in common from the first on."""
-    length = min(len(here), len(there))
-    differs = here[:length] != there[:length]
-    return int(differs.argmax()) if differs.any() else length

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
-from leyline_server.cache.slots import Holder, Slots, SlotTable, distinct, indices
+from leyline_server.cache.slots import Holder, Slots, SlotTable, common, distinct, indices
 
 Ids = NDArray[np.int32]
 Namespace = tuple[str, ...]
@@ -169,10 +169,7 @@ class PrefixTree:
             child = node.children.get(int(ids[depth]))
             if child is None:
                 return
-            ahead = ids[depth : depth + len(child.ids)]
-            differs = child.ids[: len(ahead)] != ahead
-            first = int(differs.argmax())
-            length = first if differs[first] else len(ahead)
+            length = common(child.ids, ids[depth : depth + len(child.ids)])
             yield child, length
             if length < len(child.ids):
                 return

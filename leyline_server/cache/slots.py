@@ -186,9 +186,11 @@ def runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def stretches(index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Ascending numbers, split where one is left out."""
-    return np.split(index, np.flatnonzero(np.diff(index) != 1) + 1) if len(index) else []
+def common(here: NDArray[np.int32], there: NDArray[np.int32]) -> int:
+    """How many numbers they have in common from the first on."""
+    length = min(len(here), len(there))
+    differs = here[:length] != there[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def _held(slots: Slots) -> Slots:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices, stretches
+from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices, runs
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.reuse import take_content, take_prefix
@@ -222,7 +222,8 @@ class Admission:
         pending = rows.pending
         turned = int(np.count_nonzero(delta[rows.slots >= 0]))
         content = content[rows.slots[content] >= 0]  # a repair may have chosen some
-        content_spans = tuple((int(part[0]), int(part[-1]) + 1) for part in stretches(content))
+        taken = np.zeros(len(rows), np.bool_)
+        taken[content] = True
         if nothing_to_do:
             reason = MissReason.APPEND
         elif state.evicted:
@@ -233,7 +234,7 @@ class Admission:
             reason = MissReason.EDIT if state.edited else MissReason.APPEND
         report = HitReport(
             prefix_hit=hits,
-            content_spans=content_spans,
+            content_spans=tuple(runs(taken)),
             kept=len(rows) - len(pending) - hits - len(content),
             turned=turned,
             computed=len(pending),

@@ -42,9 +42,9 @@ class CanaryReport:
 
     rotation_error: relative, of first-layer keys. oracle_kl: nats, the largest of the compared tokens. unedited_kl:
     the same where nothing was edited, which tells the rounding of two ways of computing from what the edit does.
-    agreement: share of `probes`, those that the model answers
-    unedited, in which AMORTIZE begins the answer alike; None where there are too few, or the chat format can't say
-    them: `skipped` says why. failures: what is out of bounds, with figure and bound.
+    agreement: share of `probes`, those that the model answers unedited, in which AMORTIZE begins the answer alike; None
+    where there are too few, or the chat format can't say them: `skipped` says why. failures: what is out of bounds,
+    with figure and bound.
     """
 
     rotation_error: float
@@ -101,34 +101,29 @@ def _rotation_error(lab: Lab, ids: list[int]) -> float:
 
 def _oracle_kl(lab: Lab, ids: list[int]) -> float:
     """AMORTIZEs, and the tokens behind them, in the engine and by Hugging Face's attention."""
-    front, forced = ids[:-FORCED], ids[-FORCED:]
-    worst = 0.0
-    for start, end, count in CUTS:
-        replacement = tuple(ids[:count])
-        sequence = lab.open(front)
-        lab.prefill(sequence)
-        lab.splice(sequence, RowEdit(start, end, replacement, lab.edit_id()))
-        (asked,) = lab.ask([Question(sequence, forced=tuple(forced))])
-        with detached(lab.model.model):
-            oracle = Oracle(lab.model.model)
-            oracle.append(front)
-            oracle.compute()
-            oracle.amortize((start, end, replacement))
-            want = oracle.logits(forced)
-        worst = max(worst, *divergence(want[:, : asked.logits.shape[1]], asked.logits))
-    return worst
+    return max(_kl(lab, ids, cut) for cut in CUTS)
 
 
 def _unedited_kl(lab: Lab, ids: list[int]) -> float:
-    """The same text without an edit, in the engine and by Hugging Face's attention."""
+    """The same text without an edit."""
+    return _kl(lab, ids, None)
+
+
+def _kl(lab: Lab, ids: list[int], cut: tuple[int, int, int] | None) -> float:
+    """Of the text's last tokens the largest."""
     front, forced = ids[:-FORCED], ids[-FORCED:]
     sequence = lab.open(front)
     lab.prefill(sequence)
+    edit = (cut[0], cut[1], tuple(ids[: cut[2]])) if cut else None
+    if edit:
+        lab.splice(sequence, RowEdit(*edit, lab.edit_id()))
     (asked,) = lab.ask([Question(sequence, forced=tuple(forced))])
     with detached(lab.model.model):
         oracle = Oracle(lab.model.model)
         oracle.append(front)
         oracle.compute()
+        if edit:
+            oracle.amortize(edit)
         want = oracle.logits(forced)
     return max(divergence(want[:, : asked.logits.shape[1]], asked.logits))
 

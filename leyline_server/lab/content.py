@@ -26,7 +26,7 @@ from leyline_server.cache.chunks import SINK
 from leyline_server.engine.engine import Namespace, SequenceId
 from leyline_server.lab.arms import opening_ids
 from leyline_server.lab.figures import Figure, share, spread
-from leyline_server.lab.following import ANSWER_TOKENS, CLEAR, Progress, common_share, tells
+from leyline_server.lab.following import ANSWER_TOKENS, CLEAR, Progress, common_share, heard, tells
 from leyline_server.lab.laboratory import Lab, Question
 from leyline_server.lab.recording import divergence
 from leyline_server.lab.scenes import READ_FILE, SYSTEM_PROMPT, Author, Scene, Step, asks_one
@@ -147,27 +147,22 @@ def answers(lab: Lab, moved: Moved, stem: str) -> dict[str, Answer]:
         if not arm.turned:
             namespace = _registered(lab, source)
             _unturn(lab, namespace, ids)
-        if arm.reuse.takes:
-            sequences.append(lab.open(ids, namespace, arm.reuse))
-        else:
-            sequences.append(lab.open(ids[: len(ids) // 3] if arm.split else ids))
-    for arm, sequence in zip(ARMS, sequences, strict=True):
+        first_pass = len(ids) // 3 if arm.split else len(ids)
+        sequences.append(lab.open(ids[:first_pass], namespace if arm.reuse.takes else None, arm.reuse))
         if arm.split:
-            lab.prefill(sequence)
-            lab.engine.append(sequence, ids[len(ids) // 3 :])
+            lab.prefill(sequences[-1])
+            lab.engine.append(sequences[-1], ids[first_pass:])
     asked = lab.ask([Question(sequence, ANSWER_TOKENS) for sequence in sequences])
     want = asked[0].logits[:1]
     out = {}
     for arm, listener in zip(ARMS, asked, strict=True):
         assert listener.report is not None
-        row = listener.logits[:1]
-        top = row[0].topk(2).values
-        text = lab.format.decode([token for token in listener.tokens if token not in lab.format.stop_ids])
+        first, margin, text = heard(lab, listener)
         out[arm.name] = Answer(
             right=tells(moved.scene.told, text),
-            first=int(row[0].argmax()),
-            margin=float(top[0] - top[1]),
-            kl=divergence(want, row)[0],
+            first=first,
+            margin=margin,
+            kl=divergence(want, listener.logits[:1])[0],
             tokens=tuple(listener.tokens),
             hit=listener.report.content_hit,
             computed=listener.report.computed,

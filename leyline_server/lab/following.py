@@ -16,7 +16,7 @@ from torch import Tensor
 from leyline_server.lab.arms import ARMS, REPAIRS, STEMS, Arm, F, L, R, opening_ids, play
 from leyline_server.lab.figures import Figure, share, spread
 from leyline_server.lab.laboratory import Lab, LabError, Question
-from leyline_server.lab.recording import divergence
+from leyline_server.lab.recording import Asked, divergence
 from leyline_server.lab.scenes import Scene, make_scene
 from leyline_server.lab.statistics import wilson
 
@@ -77,6 +77,13 @@ def choose_stem(lab: Lab) -> str:
     return stem
 
 
+def heard(lab: Lab, listener: Asked) -> tuple[int, float, str]:
+    """Of an answer: its likeliest first token, by how much before the next, and its text."""
+    first, second = listener.logits[0].topk(2).values
+    text = lab.format.decode([token for token in listener.tokens if token not in lab.format.stop_ids])
+    return int(listener.logits[0].argmax()), float(first - second), text
+
+
 def answers(lab: Lab, scene: Scene, stem: str, arms: Sequence[Arm] = ARMS) -> SceneResult:
     """The scene in all arms, F and R among them."""
     opening, _ = opening_ids(lab, scene, stem)
@@ -88,11 +95,10 @@ def answers(lab: Lab, scene: Scene, stem: str, arms: Sequence[Arm] = ARMS) -> Sc
     found = {}
     for one, listener in zip(played, asked, strict=True):
         row = logits[one.arm.name]
-        top = row[0].topk(2).values
-        text = lab.format.decode([token for token in listener.tokens if token not in lab.format.stop_ids])
+        first, margin, text = heard(lab, listener)
         found[one.arm.name] = Answer(
-            first=int(row[0].argmax()),
-            margin=float(top[0] - top[1]),
+            first=first,
+            margin=margin,
             kl_from_f=divergence(logits[F.name], row)[0],
             kl_from_r=divergence(logits[R.name], row)[0],
             tokens=tuple(listener.tokens),

@@ -18,36 +18,38 @@ def rig(loaded):
     return Rig(loaded(V), num_slots=2048)
 
 
-def names_of(rig, slots):
-    reg = [set(map(int, s)) for s in rig.engine.cache.chunks.slots()]
-    return set().union(*reg) & set(map(int, slots)) if reg else set()
+def registered_by_a_fork(rig, own, story):
+    """A fork goes on with the story, computes it, and is closed."""
+    fork = rig.engine.fork(own)
+    rig.engine.append(fork, story)
+    rig.prefill(fork)
+    rig.engine.close(fork)
+
+
+def hit_elsewhere(rig, story, seed=3):
+    """How much of the story another session finds, behind other text."""
+    return rig.prefill(rig.open([*random_ids(50, seed), *story, 5], reuse=CONTENT)).content_hit
 
 
 def test_forget_in_the_sink_reaches_what_a_fork_registered(rig):
     """The secret stands in the first 32 positions, which are in no chunk."""
     short = rig.open(random_ids(30, 1), reuse=REGISTER)
     rig.prefill(short)
-    fork = rig.engine.fork(short)
     story = random_ids(200, 2)
-    rig.engine.append(fork, story)
-    rig.prefill(fork)
-    rig.engine.close(fork)
+    registered_by_a_fork(rig, short, story)
     rig.engine.splice(short, [rig.edit(10, 20, [], forget=True)])
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+    assert hit_elsewhere(rig, story) == 0
 
 
 def test_forget_in_a_gap_reaches_what_a_fork_registered(rig):
-    """The secret stands in a document that was known by content before, so its second copy is in no chunk."""
+    """The secret stands in a document that was known by content before."""
     doc, story = random_ids(90, 4), random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], (*("tenant", "digest"),), REGISTER))
+    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
     own = rig.open([*random_ids(100, 6), *doc], reuse=REGISTER)
     rig.prefill(own)
-    fork = rig.engine.fork(own)
-    rig.engine.append(fork, story)
-    rig.prefill(fork)
-    rig.engine.close(fork)
+    registered_by_a_fork(rig, own, story)
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+    assert hit_elsewhere(rig, story) == 0
 
 
 def test_forget_reaches_what_was_truncated(rig):
@@ -58,7 +60,7 @@ def test_forget_reaches_what_was_truncated(rig):
     rig.prefill(own)
     rig.engine.truncate(own, 190)
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+    assert hit_elsewhere(rig, story) == 0
 
 
 def test_forget_reaches_behind_a_chunk_that_gave_way(rig):
@@ -66,16 +68,13 @@ def test_forget_reaches_behind_a_chunk_that_gave_way(rig):
     front, secret, story = random_ids(100, 6), random_ids(140, 7), random_ids(200, 2)
     own = rig.open([*front, *secret], reuse=REGISTER)
     rig.prefill(own)
-    fork = rig.engine.fork(own)
-    rig.engine.append(fork, story)
-    rig.prefill(fork)
-    rig.engine.close(fork)
+    registered_by_a_fork(rig, own, story)
     chunks = rig.engine.cache.chunks
     for chunk in [c for c in chunks._chunks.values() if c.start >= 32 and c.end <= 240]:
         rig.engine.cache.release_cached(chunks._drop([chunk]))  # as the budget does
     rig.engine.check_integrity()
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+    assert hit_elsewhere(rig, story) == 0
 
 
 def test_what_stands_behind_a_forget_is_computed_though_the_list_grows(rig):
@@ -100,7 +99,7 @@ def test_hits_that_were_cut_and_came_back_stay_for_others(rig):
     rig.engine.undo(own, edit.edit_id, 80, 0)
     (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
     assert receipt.held_elsewhere == ()
-    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+    assert hit_elsewhere(rig, story, seed=13) == 200
 
 
 def test_hits_that_are_kept_for_undo_stay_for_others(rig):
@@ -113,7 +112,7 @@ def test_hits_that_are_kept_for_undo_stay_for_others(rig):
     rig.engine.splice(own, [edit])
     (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True, stale=(edit.edit_id,))])
     assert receipt.held_elsewhere == ()
-    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+    assert hit_elsewhere(rig, story, seed=13) == 200
 
 
 def test_borrowed_names_no_slot_of_another_row(loaded):
@@ -162,7 +161,7 @@ def test_forget_reaches_what_a_cancelled_call_registered(rig):
     rig.run()
     rig.engine.rollback(own, checkpoint)
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 0
+    assert hit_elsewhere(rig, story) == 0
 
 
 def test_hits_of_a_call_that_was_rolled_back_stay_for_others(rig):
@@ -177,7 +176,7 @@ def test_hits_of_a_call_that_was_rolled_back_stay_for_others(rig):
     rig.engine.rollback(own, checkpoint)
     (receipt,) = rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
     assert receipt.held_elsewhere == ()
-    assert rig.prefill(rig.open([*random_ids(50, 13), *story, 5], reuse=CONTENT)).content_hit == 200
+    assert hit_elsewhere(rig, story, seed=13) == 200
 
 
 def test_a_rolled_back_forget_leaves_reuse_as_it_was(rig):
@@ -234,4 +233,4 @@ def test_a_session_that_stays_open_is_a_pin(loaded):
     rig.prefill(other)
     rig.engine.close(other)
     assert rig.engine.stats().free > 1000
-    assert rig.prefill(rig.open([*random_ids(50, 3), *story, 5], reuse=CONTENT)).content_hit == 200
+    assert hit_elsewhere(rig, story) == 200

@@ -6,19 +6,10 @@ import random
 
 import pytest
 
-from leyline_proto import leyline_pb2 as pb
-from leyline_proto.repair import Repair
-from leyline_proto.reuse import PREFIX, Reuse
+from tests.engine import drawing
 from tests.engine.harness import Rig, random_ids
 
-REUSES = [
-    PREFIX,
-    Reuse(pb.REUSE_REGISTER),
-    Reuse(pb.REUSE_CONTENT),
-    Reuse(pb.REUSE_CONTENT, Repair(first=5)),
-    Reuse(pb.REUSE_CONTENT, Repair(share=0.3)),
-]
-DOCS = [random_ids(n, 100 + n) for n in (33, 48, 70, 90, 140)]
+REUSES = drawing.REUSES[:-1]  # all but what takes nothing
 
 
 class Taint:
@@ -75,7 +66,7 @@ def test_nothing_that_was_computed_from_a_forgotten_span_is_found(loaded, seed, 
     def text():
         return [
             *random_ids(r.choice([20, 40, 60]), r.randint(0, 3)),
-            *(one for d in r.sample(DOCS, r.randint(1, 3)) for one in d[: r.choice([len(d), 40])]),
+            *(one for d in r.sample(drawing.DOCS, r.randint(1, 3)) for one in d[: r.choice([len(d), 40])]),
         ]
 
     for _ in range(30):
@@ -87,7 +78,7 @@ def test_nothing_that_was_computed_from_a_forgotten_span_is_found(loaded, seed, 
         elif what < 0.5:
             for s in r.sample(seqs, min(2, len(seqs))):
                 if r.random() < 0.6 and eng.length(s) < 700:
-                    eng.append(s, r.choice(DOCS))
+                    eng.append(s, r.choice(drawing.DOCS))
                 if eng.length(s):
                     run = rig.generate(s, 3)
                     if r.random() < 0.2:
