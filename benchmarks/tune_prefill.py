@@ -42,6 +42,8 @@ CASES = ((24, 24), (8, 40)) if SMOKE else ((32768, 32768), (2048, 32768), (8192,
 COUNTS = (3,) if SMOKE else (16, 32, 64, 128, 192, 256, 384, 512, 1024)
 PACKS = ((24,), (24, 9)) if SMOKE else ((8192,), (32768,), (32768, 8192, 4096, 1024))
 """Lengths of the sequences that get COUNTS queries each."""
+HOLES = (40,) if SMOKE else (16384, 32768)
+"""Entries of lists of which ten content hits cover four fifths: half of the queries in front, some behind each hit."""
 SWEEP = (
     gpu.LONG,
     gpu.Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3),
@@ -54,11 +56,17 @@ SWEEP = (
 class Layer:
     """Sequences over one layer's pool: the arguments of both forms."""
 
-    def __init__(self, lens: Sequence[int], counts: Sequence[int], gaps: bool = False) -> None:
-        """The last `counts` queries of each sequence, or a random subset; an eighth of the entries never moved."""
-        self.lens, self.counts, total = lens, counts, sum(lens)
+    def __init__(
+        self, lens: Sequence[int], counts: Sequence[int], gaps: bool = False, index: Tensor | None = None
+    ) -> None:
+        """The last `counts` queries of each sequence, a random subset, or those at `index` of one; an eighth of the
+        entries never moved."""
+        total = sum(lens)
         each = zip(lens, counts, strict=True)
         pick = [torch.randperm(n)[:t].sort().values if gaps else torch.arange(n - t, n) for n, t in each]
+        if index is not None:
+            pick = [index]
+        self.pairs = sum(int(queries.sum()) + len(queries) for queries in pick)
         late = torch.cat([torch.arange(n) >= n // 8 for n in lens])
         self.q = torch.randn(H, sum(counts), NOPE + ROPE, device=DEVICE).to(DTYPE).transpose(0, 1)
         self.c_kv = torch.randn(total, RANK, device=DEVICE).to(DTYPE)
@@ -74,8 +82,7 @@ class Layer:
 
     @property
     def tflop(self) -> float:
-        pairs = sum(t * n - t * (t - 1) // 2 for t, n in zip(self.counts, self.lens, strict=True))
-        return 2 * H * (NOPE + ROPE + V) * pairs * 1e-12
+        return 2 * H * (NOPE + ROPE + V) * self.pairs * 1e-12
 
     def expand(self, module: Any = None) -> tuple[Tensor, Tensor]:
         take = gather if module is None else module.gather
@@ -237,6 +244,25 @@ def sweep() -> None:
     gpu.SETTLE = True
 
 
+def holes() -> None:
+    for n in HOLES:
+        hit, front = n * 4 // 5 // 10, n // 10
+        behind = (n - front) // 10
+        computed = torch.ones(n, dtype=torch.bool)
+        for at in range(front, front + 10 * behind, behind):
+            computed[at : at + hit] = False
+        index = computed.nonzero()[:, 0]
+        layer = Layer((n,), (len(index),), index=index)
+        kv, keys = layer.expand()
+        want = layer.attend(kv, keys)
+        print(f"{len(index)} over {n} in holes: as chosen {rate(layer, measure(partial(layer.attend, kv, keys)))}")
+        for group in (1, 2, 4, 8, 16):
+            tiles = replace(gpu.EXACT if SMOKE else gpu.LONG, head_group=group)
+            run = partial(layer.attend, kv, keys, tiles=tiles)
+            require(relative_error(run(), want), TOLERANCE, f"{group} heads together")
+            print(f"  {group:2d} heads together {rate(layer, measure(run))}", flush=True)
+
+
 def rivals() -> None:
     """torch's attention on a whole prompt: the same products, keys copied to every head, q, k, v contiguous."""
     for t, n in CASES:
@@ -294,6 +320,7 @@ if __name__ == "__main__":
         section("compiling", compile_all)
     section("checks", checks)
     section("tiles", sweep)
+    section("queries in holes", holes)
     section("torch's attention", rivals)
     section("gather against a copy of as many bytes", gathers)
     section("where the expanded form begins to pay", crossing)

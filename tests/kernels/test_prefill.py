@@ -293,6 +293,16 @@ def test_heads_in_groups_that_do_not_divide_them(kernels: Any, relative_error: M
     assert relative_error(got, reference.prefill(**args)) < TIGHT
 
 
+def test_heads_launched_together_fit_the_cache_or_fill_the_chip(on_triton: None) -> None:
+    from leyline_kernels.gpu.prefill import choose_heads
+
+    a_head = 256 * 2  # bytes an entry, of V2-Lite's shape in bf16
+    assert choose_heads(257, 4096 * a_head, processors=132) == 16  # the cache holds all
+    assert choose_heads(257, 65536 * a_head, processors=132) == 2  # it holds one: two fill three rounds
+    assert choose_heads(26, 16384 * a_head, processors=132) >= 16  # it holds four, a round
+    assert choose_heads(1, 1 << 40, processors=1) == 3
+
+
 def test_every_block_is_found_once_and_the_heaviest_first(on_triton: None, device: str) -> None:
     import triton
     import triton.language as tl

@@ -33,7 +33,7 @@ class Tiles:
     num_warps: int
     num_stages: int
     head_group: int = 0
-    """Heads whose blocks are launched together, heaviest first; 0: as many as L2_BYTES hold."""
+    """Heads whose blocks are launched together, heaviest first; 0: `choose_heads`."""
 
 
 LONG = Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -65,6 +65,10 @@ MIN_SEQS = 64
 
 L2_BYTES = 32 * 2**20
 """Expanded entries of the heads in flight: these are read by all their blocks, an H200's L2 cache holds 50 MB."""
+
+MIN_ROUNDS = 3
+"""Rounds of the chip that heads launched together fill at least, even beyond L2_BYTES: of blocks of very different
+weight, as with queries in holes, the heavy ones of the last heads would begin when all else is done."""
 
 
 @triton.jit
@@ -286,7 +290,8 @@ def prefill(
     if num_splits is None:
         num_splits = choose_splits(num_queries, num_heads, num_entries, tiles, num_processors(q.device))
     head_bytes = num_entries * (nope + v_dim) * kv.element_size()
-    head_group = max(1, min(tiles.head_group or L2_BYTES // max(head_bytes, 1), num_heads))
+    head_group = tiles.head_group or choose_heads(num_blocks, head_bytes, num_processors(q.device))
+    head_group = min(head_group, num_heads)
     num_rows = num_queries * num_heads
     pieces = num_rows * num_splits if num_splits > 1 else 0
     part = torch.empty(pieces, v_dim, dtype=torch.float32, device=q.device)
@@ -316,6 +321,11 @@ def choose_tiles(num_queries: int, num_seqs: int, dtype: torch.dtype) -> Tiles:
     if dtype == torch.float32:
         return EXACT
     return LONG if num_queries > SHORT.block_m * num_seqs else SHORT
+
+
+def choose_heads(num_blocks: int, head_bytes: int, processors: int) -> int:
+    """How many heads, of these blocks and bytes of entries each, are launched together. May be more than there are."""
+    return max(1, L2_BYTES // max(head_bytes, 1), triton.cdiv(MIN_ROUNDS * processors, num_blocks))
 
 
 def choose_splits(num_queries: int, num_heads: int, num_entries: int, tiles: Tiles, processors: int) -> int:
