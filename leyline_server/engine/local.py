@@ -75,10 +75,10 @@ class LocalEngine:
         self._requests = RequestTable(max_running, min(max_context or num_slots, num_slots), pool.spare_slot, device)
         self.runner = Runner(model, pool, self._requests, sampled_vocab, Form.of(config, HANDICAP[device.type]))
         self.runner.warm_up()
-        probe = DeviationProbe(model, pool, self._requests, self.runner.form, prefill_chunk)
+        chunks = (prefill_chunk, alone_chunk or prefill_chunk)
+        probe = DeviationProbe(model, pool, self._requests, self.runner.form, chunks[1])  # all others wait for it
         self._admission = Admission(self.cache, self._requests, self.sequences, max_queue, probe)
         ahead = device.type == "cuda" if ahead is None else ahead
-        chunks = (prefill_chunk, alone_chunk or prefill_chunk)
         self._stepper = Stepper(self.runner, self.cache, self._admission, chunks, ahead)
         self.amortize_refused = model.rotary.reason
         self.repair_share_refused = DeviationProbe.refused(model)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import PENDING, indices, runs
+from leyline_server.cache.slots import PENDING, ascending, indices, runs
 from leyline_server.engine.sequence import SequenceState
 
 
@@ -54,6 +54,7 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
         if reuse.repair.share:
             rows = rows.doubted([(int(hit[0]), int(hit[-1]) + 1) for hit in index if len(hit)], reuse.repair.share)
         contexts = cache.table.context[indices(found)]
-        state.borrowed = np.union1d(state.borrowed, contexts[contexts != rows.contexts[taken]])
+        foreign = contexts[contexts != rows.contexts[taken]]
+        state.borrowed = ascending(np.concatenate([state.borrowed, foreign]))
         state.rows = rows
     return taken

@@ -174,8 +174,9 @@ class Stepper:
                     self._end(request, EndReason.DONE)
                 return
             self._admission.replaced_last(request)
-            self._publish(request)
         self._tell(request, share.samples, sampled)
+        if not share.samples and request.admitted:
+            self._publish(request)  # what ended has been: after its first token, which waits for nothing
 
     def _tell(self, request: LocalRequest, number: int, sampled: int) -> None:
         params, forced = request.params, request.forced(number)
