@@ -134,6 +134,7 @@ PICTURES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "traces_tau_bench": ("traces", "tau-bench", ("prefilled", "first token", "engine busy")),
     "content_recovery": ("content_recovery", "pattern", _FOUND),
     "content_recovery_traces": ("content_recovery", "recorded", _FOUND),
+    "content_hits": ("content_hits", "moved", ("first token", "computed", "energy")),
     "policy": ("policy", " of 20 tasks", ("tasks solved", "right throughout")),
     "policy_cost": ("policy", " of 20 tasks", _POLICY_COST),
 }

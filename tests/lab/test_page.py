@@ -128,10 +128,27 @@ def found() -> Iterator[str]:
         yield f"| {case.partition(': ')[2]} | {shares} | {', '.join(f'{one:.1f}' for one in all_tokens)} |"
 
 
+def saved() -> Iterator[str]:
+    own = rows(ROOT / "benchmarks" / "results" / "content_hits.jsonl")
+    moved = {(row["arm"], row["metric"]): row for row in own if "moved" in row["case"]}
+    for arm in dict.fromkeys(arm for arm, _ in moved):
+        first, full = moved[arm, "first token"], arm == "full prefill"
+        yield " | ".join(
+            (
+                f"| {arm}",
+                f"{1e3 * first['value']:.0f} ms ({1e3 * first['low']:.0f} to {1e3 * first['high']:.0f})",
+                "-" if full else f"{moved[arm, 'full prefill over it']['value']:.1f} x",
+                f"{moved[arm, 'computed']['value']:,.0f}",
+                f"{moved[arm, 'energy']['value']:.0f} J",
+                "- |" if full else f"{moved[arm, 'energy saved']['value']:.0f} % |",
+            )
+        )
+
+
 OURS = "leyline: fingerprints"
 
 
-@pytest.mark.parametrize("line", [*needles(), *found()])
+@pytest.mark.parametrize("line", [*needles(), *found(), *saved()])
 def test_the_page_of_content_reuse_has_the_line(line: str) -> None:
     assert line in CONTENT_PAGE
 
