@@ -48,7 +48,7 @@ class Model:
         return f"{value:.0e}".replace("e-0", "e-") if value < 0.1 else f"{value:.1g}"
 
 
-TINY, NOTES = Model("fidelity/tiny/lab.jsonl"), Model("fidelity/notes/lab.jsonl")
+TINY, CONTROL, NOTES = (Model(f"fidelity/{name}/lab.jsonl") for name in ("tiny", "control", "notes"))
 
 
 def following() -> Iterator[str]:
@@ -60,7 +60,7 @@ def following() -> Iterator[str]:
 
 def trained() -> Iterator[str]:
     for kind in KINDS:
-        cells = [model.share(kind, "L", "first token as F") for model in (TINY, NOTES)]
+        cells = [model.share(kind, "L", "first token as F") for model in (TINY, CONTROL, NOTES)]
         cells += [NOTES.share(kind, "L+16", "first token as F")]
         cells += [NOTES.share(kind, arm, "tells what was removed") for arm in ("L", "L+50%")]
         yield f"| *{kind}* | {' | '.join(cells)} |"
