@@ -51,20 +51,19 @@ class Chunk:
         """A chunk that follows without a gap and begins with this id: texts may go on from here in several ways."""
         return next((one for one in self.children if one.start == self.end and one.ids[0] == token), None)
 
-    def hang(self, parent: Chunk | None) -> None:
-        """Makes another its parent."""
+    def hang(self, parent: Chunk | None, gap: list[Contexts]) -> None:
+        """Makes another, which begins in front of it, its parent. gap: of the rows between the two."""
         if self.parent is not None:
             self.parent.children.remove(self)
-        self.parent = parent
+        self.parent, self.gap = parent, gap
         if parent is not None:
             parent.children.append(self)
 
     def leave(self, contexts: Contexts) -> None:
         """Takes it out: what hangs below hangs where it hung, and its rows, of these contexts, are in the gap."""
         for child in list(self.children):
-            child.gap = [*self.gap, contexts, *child.gap]
-            child.hang(self.parent)
-        self.hang(None)
+            child.hang(self.parent, [*self.gap, contexts, *child.gap])
+        self.hang(None, [])
 
     def below(self) -> Iterator[Chunk]:
         """It, and all that was computed from it."""

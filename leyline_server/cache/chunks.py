@@ -159,12 +159,11 @@ class ChunkRegistry:
             self._idle.add(chunk)
             self._chunk_of[chunk.slots] = chunk.number
             self._place[chunk.slots] = np.arange(len(chunk.slots))
-            chunk.hang(parent)
-            chunk.gap, gap = gap, []
-            parent = chunk
+            chunk.hang(parent, gap)
+            parent, gap = chunk, []
         follower, _ = self._last(slots[end : end + 1])
-        if follower is not None:  # what is new fills a gap
-            follower.hang(parent)
+        if follower is not None and follower.start == end:  # what is new fills the gap in front of it
+            follower.hang(parent, [])
         self._table.retain(slots[start:end], Holder.CACHE)
         self.num_rows += end - start
 
@@ -249,7 +248,7 @@ class ChunkRegistry:
             assert chunk in self._idle or not self._is_idle(chunk), "the budget would pass over a chunk"
             assert chunk in self._freeing or not self._frees(chunk), "eviction would pass over a chunk"
             assert chunk.parent is None or self._chunks[chunk.parent.number].children.count(chunk) == 1
-            assert all(child.parent is chunk and child.start >= chunk.start for child in chunk.children)
+            assert all(child.parent is chunk and child.start > chunk.start for child in chunk.children)
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
         led = sorted((chunk.namespace, *one) for chunk in self._chunks.values() for one in chunk.fingerprints)
         known = [

@@ -80,19 +80,17 @@ def test_chunks_of_rows_in_use_are_found_and_nothing_of_them_is_freed() -> None:
 
 
 def test_beyond_the_budget_the_least_recently_used_goes() -> None:
-    cache = make(2000, budget=700)
+    cache = make(2000, budget=3 * 268)
     texts = one, two, three = [computed(cache, seed, 300) for seed in (1, 2, 3)]
-    assert cache.chunks.num_rows == 3 * 268, "what sessions hold costs nothing"
     for rows in texts:
         cache.release(rows.slots)
-    assert cache.chunks.num_rows <= 700
-    assert found(cache, one) < 268
-    assert found(cache, two) == found(cache, three) == 268
-    cache.touch(two.slots[50:60])
+    assert [found(cache, rows) for rows in texts] == [268] * 3
+    cache.touch(one.slots[SINK:])
     four = computed(cache, 4, 300)
-    assert found(cache, four) == 268
-    assert found(cache, two) >= 128, "what was used stays longer"
-    assert cache.chunks.num_rows <= 700
+    assert [found(cache, rows) for rows in (one, two, three, four)] == [268, 0, 268, 268]
+    cache.touch(three.slots[SINK:])
+    cache.release(computed(cache, 5, 300).slots)
+    assert [found(cache, rows) for rows in (one, three, four)] == [0, 268, 268]
 
 
 def test_what_a_session_holds_stays_whatever_the_budget() -> None:

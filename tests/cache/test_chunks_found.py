@@ -22,11 +22,25 @@ class Texts:
         self.ids_of = np.zeros(8192, np.int32)
 
     def add(self, ids):
+        slots = self.rows(ids)
+        self.register(ids, slots)
+        return slots
+
+    def rows(self, ids):
         slots = self.table.allocate(np.arange(len(ids), dtype=np.int32))
         self.ids_of[slots] = ids
-        self.table.release(self.chunks.register(NAMESPACE, ids, slots, 0, 1)[1], Holder.CACHE)
-        self.chunks.check_integrity()
         return slots
+
+    def register(self, ids, slots, examined=0):
+        examined, gone = self.chunks.register(NAMESPACE, ids, slots, examined, 1)
+        self.let_go(gone, Holder.CACHE)
+        return examined
+
+    def let_go(self, slots, holder=Holder.SESSION):
+        self.table.release(slots, holder)
+        self.chunks.let_go(slots)
+        self.table.release(self.chunks.shrunk(), Holder.CACHE)
+        self.chunks.check_integrity()
 
     def spans(self, ids):
         """What is found, each entry of it once and equal."""
@@ -59,9 +73,7 @@ def test_a_text_longer_than_the_budget_is_known_by_its_beginning():
     text = ids_of(rng, 1000)
     slots = texts.add(text)
     assert texts.spans(text) == [(SINK, 1000)], "as long as a session holds it"
-    texts.table.release(slots, Holder.SESSION)
-    texts.chunks.let_go(slots)
-    texts.table.release(texts.chunks.shrunk(), Holder.CACHE)
+    texts.let_go(slots)
     (span,) = texts.spans(text)
     assert span[0] == SINK
     assert 50 < texts.chunks.num_rows == span[1] - span[0] <= 200
@@ -104,3 +116,42 @@ def test_what_hangs_below_a_reached_chunk_is_reached_from_its_first_row():
     gone = Influence()
     gone.add_scattered(texts.table.context[slots[[40, 200]]])
     assert set(texts.chunks.reached(NAMESPACE, gone).tolist()) == set(slots[40:].tolist())
+
+
+def assert_every_window_is_found(texts, ids, around):
+    """Of 32 to 60 ids, on both sides of it."""
+    for start in range(around - 60, around):
+        for length in (SHORTEST, 40, 60):
+            assert texts.spans(ids[start : start + length]) == [(0, length)]
+
+
+def test_a_hit_goes_on_into_the_chunks_beside_it():
+    texts, ids = Texts(), ids_of(np.random.default_rng(1), SINK + 256)
+    texts.add(ids)
+    assert_every_window_is_found(texts, ids, SINK + 128)
+
+
+def test_a_text_that_grew_is_found_across_what_is_new():
+    texts, ids = Texts(), ids_of(np.random.default_rng(1), 400)
+    slots = texts.rows(ids)
+    examined = texts.register(ids[:200], slots[:200])
+    texts.register(ids, slots, examined)
+    assert_every_window_is_found(texts, ids, 200)
+
+
+def test_what_was_too_short_is_registered_once_it_is_longer():
+    texts, ids = Texts(), ids_of(np.random.default_rng(1), 230)
+    slots, examined = texts.rows(ids), 0
+    for upto in (190, 205, 230):
+        examined = texts.register(ids[:upto], slots[:upto], examined)
+    assert texts.spans(ids[170:]) == [(0, 60)]
+
+
+def test_a_gap_that_is_filled_is_passed():
+    """The front of a text is let go, computed anew and registered in front of the end that stayed."""
+    texts, ids = Texts(budget=100), ids_of(np.random.default_rng(1), SINK + 256)
+    slots = texts.add(ids)
+    texts.let_go(slots[: SINK + 128])
+    assert texts.spans(ids) == [(SINK + 128, SINK + 256)]
+    texts.register(ids, np.concatenate([texts.rows(ids[: SINK + 128]), slots[SINK + 128 :]]))
+    assert texts.spans(ids[100:220]) == [(0, 120)]

@@ -12,7 +12,9 @@ REUSES = [
     Reuse(pb.REUSE_REGISTER),
     Reuse(pb.REUSE_CONTENT),
     Reuse(pb.REUSE_CONTENT, Repair(first=5)),
+    Reuse(pb.REUSE_CONTENT, Repair(first=40)),
     Reuse(pb.REUSE_CONTENT, Repair(share=0.3)),
+    Reuse(pb.REUSE_CONTENT, Repair(share=0.8)),
     Reuse(pb.REUSE_CONTENT, Repair(share=1.0)),
 ]
 DOCS = [random_ids(n, 100 + n) for n in (33, 48, 70, 90, 140)]

@@ -234,3 +234,58 @@ def test_a_session_that_stays_open_is_a_pin(loaded):
     rig.engine.close(other)
     assert rig.engine.stats().free > 1000
     assert hit_elsewhere(rig, story) == 200
+
+
+def crowd_out(rig, keeps=0):
+    """Another session fills the pool once: what no session holds goes, but for so many rows."""
+    crowd = rig.open(random_ids(rig.engine.stats().free + rig.engine.stats().cached - keeps, 11))
+    rig.prefill(crowd)
+    rig.engine.close(crowd)
+
+
+def test_text_that_was_cut_and_put_back_stands_in_the_midst_of_a_chunk(loaded):
+    """Its new rows are a chunk of their own, below the one around them: a FORGET returns, and reaches both."""
+    rig, text = Rig(loaded(V), num_slots=1000), random_ids(400, 1)
+    own = rig.open(text, reuse=REGISTER)
+    rig.prefill(own)
+    other = rig.open([*text, *random_ids(2, 2)])
+    rig.prefill(other)
+    rig.engine.close(other)
+    crowd_out(rig, keeps=1)  # the tree has lost the text
+    rig.engine.splice(own, [rig.edit(300, 340, [])])
+    rig.engine.splice(own, [rig.edit(300, 300, text[300:340])])
+    assert rig.prefill(own).computed == 40
+    assert hit_elsewhere(rig, text[280:360]) == 80
+    rig.engine.splice(own, [rig.edit(310, 320, [], forget=True)])
+    assert hit_elsewhere(rig, text[300:]) == 0
+    assert hit_elsewhere(rig, text[100:200], seed=4) == 100
+
+
+def test_a_gap_that_is_filled_again_and_again_is_one_gap(loaded):
+    """The end of a document is held, its front goes and comes back."""
+    rig, text = Rig(loaded(V), num_slots=1000), random_ids(400, 1)
+    own = rig.open(text, reuse=REGISTER)
+    rig.prefill(own)
+    rig.prefill(rig.open([*random_ids(50, 2), *text[216:], 7], reuse=CONTENT))
+    rig.engine.close(own)
+    for _ in range(3):
+        crowd_out(rig)
+        (held,) = [chunk for chunk in rig.engine.cache.chunks._chunks.values() if chunk.start == 216]
+        assert sum(map(len, held.gap)) == 216
+        again = rig.open([*text, 5], reuse=CONTENT)
+        rig.prefill(again)
+        rig.engine.close(again)
+
+
+def test_a_hit_is_a_use(loaded):
+    rig = Rig(loaded(V), num_slots=4096, chunk_budget=500)
+    first, second, third = stories = [random_ids(200, seed) for seed in (2, 3, 4)]
+    for number, story in enumerate(stories):
+        if story is third:
+            assert hit_elsewhere(rig, first) == 200
+            rig.engine.close(max(rig.engine.sequences))
+        own = rig.open([*random_ids(60, 8 + number), *story, 5], reuse=REGISTER)
+        rig.prefill(own)
+        rig.engine.close(own)
+    assert hit_elsewhere(rig, first) == 200
+    assert hit_elsewhere(rig, second) < 200

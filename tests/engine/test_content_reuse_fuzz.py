@@ -70,11 +70,14 @@ def test_fuzz(loaded, seed, budget):
             a = r.randint(0, n)
             b = min(n, a + r.randint(0, 30))
             e = rig.edit(a, b, r.choice([[], random_ids(5, 3), DOCS[1]]), forget=r.random() < 0.4)
+            before = eng.ids(s, a, b)
             if not e.forget and r.random() < 0.5:
                 eng.splice(s, [e])
                 eng.undo(s, e.edit_id, a, len(e.ids))
             else:
                 eng.splice(s, [e])
+                if r.random() < 0.4:  # put back as other rows
+                    eng.splice(s, [rig.edit(a, a + len(e.ids), before)])
         elif what < 0.78:
             f = eng.fork(r.choice(seqs))
             edits[f] = []
