@@ -1,8 +1,7 @@
 """Ways to find what texts have in common: each is given texts one after another, and says where it has seen content.
 
 Owns the arms, the oracle, and the count that holds the one against the other. All work on what stands behind the first
-SINK positions. What an arm reports it reports with the ids that it holds, and each is compared with the text. An arm
-that takes chunks of 25 to 31 ids may find more than the oracle, which looks for 32.
+SINK positions. What an arm reports it reports with the ids that it holds, and each is compared with the text.
 """
 
 from __future__ import annotations
@@ -160,6 +159,7 @@ def arms(num_slots: int) -> dict[str, Arm]:
         "blocks of 128": Chunks(lambda text: blocks(text.ids)),
         "windows of 128, any offset": AnyOffset(),
         "threshold": Chunks(lambda text: threshold(text.ids)),
+        "threshold, and windows": Together(Chunks(lambda text: threshold(text.ids)), AnyOffset()),
         "local minimum": Chunks(lambda text: local_minimum(text.ids)),
         "local minimum, extended": Chunks(lambda text: local_minimum(text.ids), extended=True),
         OURS: Registry(num_slots),

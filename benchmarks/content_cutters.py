@@ -40,8 +40,8 @@ def threshold(ids: Ids) -> list[int]:
 
 
 def local_minimum(ids: Ids) -> list[int]:
-    """After each id whose hash is the least of the 24 before it, itself and the 24 after it; so at least 25 apart. What
-    is longer than 512 is cut up, and no other cut moves for it: each hangs on the content around it alone."""
+    """After each id whose hash is the least of the 24 before it, itself and the 24 after it, where the cut before it is
+    32 or more away. What is longer than 512 is cut up, and no other cut moves for it."""
     return _filled(least_nearby(ids).tolist(), len(ids))
 
 
@@ -60,11 +60,11 @@ def least_nearby(ids: Ids) -> NDArray[np.int64]:
 
 def _filled(cuts: Iterable[int], end: int) -> list[int]:
     out = [0]
-    for cut in [*cuts, end]:
-        out += range(out[-1] + MOST, cut, MOST)
-        if cut > out[-1]:
-            out.append(cut)
-    return out
+    for cut in cuts:
+        if cut - out[-1] >= LEAST:
+            out += [*range(out[-1] + MOST, cut - LEAST + 1, MOST), cut]
+    out += range(out[-1] + MOST, end, MOST)
+    return out if out[-1] == end else [*out, end]
 
 
 def gear(ids: Ids) -> Hashes:

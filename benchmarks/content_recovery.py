@@ -2,9 +2,10 @@
 
 Held against every match of 32 ids and more with any earlier text: nothing that looks for such matches finds more. Five
 seeded patterns, and recorded prompts where they are given. No model runs: all texts count as exact and all are
-registered, so these are shares of what is there to find; the engine registers only what was computed exactly. The ways
-that lost are arms here and nowhere else. Which fingerprints a text has hangs on a number that each process draws: our
-shares differ from run to run, by a tenth of a percent.
+registered, so these are shares of what is there to find. The engine registers only what was computed exactly: the arms
+`served` are its own code, each prompt a session of its own. The ways that lost are arms here and nowhere else. Which
+fingerprints a text has hangs on a number that each process draws: our shares differ from run to run, by a tenth of a
+percent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks import content_memory
 from benchmarks.bench import Bench, require
 from benchmarks.content_arms import MARKED, MARKED_TOO, NAMESPACE, OURS, Prefix, Registry, Tally, count
 from benchmarks.content_input import CHANGES, PATTERNS, SETS, Ids, Text, changed, encoded, pattern, recorded, tokenizer
+from benchmarks.content_served import ARMS, reused
 from benchmarks.content_text import Writer
 from benchmarks.record import Measured, measured
 from benchmarks.registry import Bed
@@ -49,15 +51,20 @@ def cases(bed: Bed) -> Sequence[str]:
 
 
 def rows(bed: Bed, case: str) -> Iterable[Measured]:
-    of_memory = case in (TOGETHER, SHUFFLED)  # as in the engine: what stands behind a hit is not registered
-    told = f"{case}; {'' if of_memory else 'all registered as if exact, '}{tokenizer()[1]}"
+    told = f"{case}; {tokenizer()[1]}"
     if case == SPEED:
         return _speed(told)
     if case == TOGETHER:
         return content_memory.open_together(told)
     if case == SHUFFLED:
         return (figure for factor in (1.5, 0.5) for figure in content_memory.one_after_another(told, factor))
-    return _shares(told, _tallied(_inputs(bed)[case]()))
+    lists = _inputs(bed)[case]
+    tally = _tallied(lists())
+    served = {arm: 100 * reused(lists(), reuse) / tally.tokens for arm, reuse in ARMS.items()}
+    return [
+        *_shares(told, tally),
+        *(Measured(told, f"served: {arm}", REUSED, share, "%", tally.texts) for arm, share in served.items()),
+    ]
 
 
 def _inputs(

@@ -68,6 +68,7 @@ class AsyncLeyline:
         create: bool = True,
         reuse: Reuse | None = None,
         reuse_repair: Repair | None = None,
+        reuse_least_share: float | None = None,
     ) -> Opening[AsyncSession]:
         async def open() -> AsyncSession:
             core = await self._runner.run(
@@ -82,6 +83,7 @@ class AsyncLeyline:
                     create=create,
                     reuse=reuse,
                     reuse_repair=reuse_repair,
+                    reuse_least_share=reuse_least_share,
                 )
             )
             return AsyncSession(core, self._runner)

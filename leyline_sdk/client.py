@@ -83,6 +83,7 @@ class Leyline:
         create: bool = True,
         reuse: Reuse | None = None,
         reuse_repair: Repair | None = None,
+        reuse_least_share: float | None = None,
     ) -> Session:
         """Resumes the session with this id if there is one, or creates it: `session.created` says which.
 
@@ -105,10 +106,14 @@ class Leyline:
                     and nobody gets it as a prefix or by its content. What stands behind a FORGET is computed.
             reuse_repair: CONTENT: what of each stretch of a content hit is computed all the same. Costs as much; all of
                 it is a fresh prefill. A resumed session has its own.
+            reuse_least_share: CONTENT, 0 to 1: as long as all its KV is exact, hits that cover less than this share of
+                what a request would compute are left; it is then computed whole, exact, and found by others. 0, as
+                unset, takes every hit: the soonest first token of this session. 0.75 reused more in all where each
+                prompt is a session of its own. A resumed session has its own.
 
         Raises:
             ConfigError: a resumed session has other tools or another reuse; `reuse` or `reuse_repair` is not one, or
-                there is a repair without CONTENT. Nothing was made.
+                there is a repair or a least share without CONTENT. Nothing was made.
             SessionNotFound: there is no session of this id, and `create` is False.
             InvalidArgument: the id, a message or a tool is malformed.
             NotSupported: CONTENT, or a share to repair, with a model that can't: `server_info().features` says why.
@@ -125,6 +130,7 @@ class Leyline:
                 create=create,
                 reuse=reuse,
                 reuse_repair=reuse_repair,
+                reuse_least_share=reuse_least_share,
             )
         )
         return Session(core, self._runner)

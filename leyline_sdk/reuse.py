@@ -20,17 +20,18 @@ class Reuse(StrEnum):
     CONTENT = "CONTENT"  # as REGISTER; it takes rows of the same content that stood elsewhere: approximate
 
 
-def check_reuse(reuse: object, repair: object) -> None:
-    """Raises ConfigError for what is no Reuse, and for a repair of what is never hit. None: not said, as for a session
-    that is resumed."""
+def check_reuse(reuse: object, repair: object, least_share: object) -> None:
+    """Raises ConfigError for what is no Reuse, and for a repair or a share of what is never hit. None: not said, as for
+    a session that is resumed."""
     if reuse is not None and reuse not in list(Reuse):
         raise ConfigError(f"reuse={reuse!r} is none of {', '.join(Reuse)}")
-    if repair is None:
-        return
-    if not isinstance(repair, Repair):
+    if repair is not None and not isinstance(repair, Repair):
         raise ConfigError(f"reuse_repair={repair!r} is no Repair")
-    if reuse not in (None, Reuse.CONTENT):
-        raise ConfigError("reuse_repair is for reuse=Reuse.CONTENT: there is nothing to repair but content hits")
+    if least_share is not None and not (isinstance(least_share, int | float) and 0 <= least_share <= 1):
+        raise ConfigError(f"reuse_least_share={least_share!r} is no number in [0, 1]")
+    for name, value in (("reuse_repair", repair), ("reuse_least_share", least_share)):
+        if value is not None and reuse not in (None, Reuse.CONTENT):
+            raise ConfigError(f"{name} is for reuse=Reuse.CONTENT: it is of content hits")
 
 
 def assemble(parts: Sequence[str], *, separator: str = "\n\n", marker: str = "") -> str:

@@ -57,6 +57,7 @@ class Service:
         create: bool = True,
         reuse: Reuse | None = None,
         reuse_repair: Repair | None = None,
+        reuse_least_share: float | None = None,
     ) -> Op[SessionCore]:
         """Resumes the session of this id, or creates one.
 
@@ -65,15 +66,17 @@ class Service:
         if not create and not session_id:
             raise ConfigError("create=False resumes a session: it needs the session's id")
         check_policies(policies)
-        check_reuse(reuse if session_id else reuse or Reuse.PREFIX, reuse_repair)
+        check_reuse(reuse if session_id else reuse or Reuse.PREFIX, reuse_repair, reuse_least_share)
         wanted = [tool_to_pb(tool) for tool in tools]
         first = [{"role": "system", "content": system}] if system is not None else []
         sent = messages_to_pb(first) + messages_to_pb(messages)
         limits = self._limits or (yield from self.server_info()).limits
-        state = (yield from _resume(session_id, wanted, reuse, reuse_repair, create)) if session_id else None
+        state = (yield from _resume(session_id, wanted, create)) if session_id else None
+        if state is not None:
+            _check_same_reuse(state, reuse, reuse_repair, reuse_least_share)
         created = state is None
         if state is None:
-            check_reuse(reuse or Reuse.PREFIX, reuse_repair)
+            check_reuse(reuse or Reuse.PREFIX, reuse_repair, reuse_least_share)
             with building():
                 request = pb.CreateSessionRequest(
                     request_id=new_request_id(),
@@ -83,6 +86,7 @@ class Service:
                     ttl_s=ttl_s,
                     reuse=reuse_to_pb(reuse or Reuse.PREFIX),
                     reuse_repair=repair_to_pb(reuse_repair) if reuse_repair is not None else None,
+                    reuse_least_share=reuse_least_share or 0,
                 )
             state = (yield from ask(request, pb.CreateSessionResponse)).session
             transcript = Transcript().placed(
@@ -116,9 +120,7 @@ class Service:
         return (yield from ask(request, pb.DetokenizeResponse)).text
 
 
-def _resume(
-    session_id: str, wanted: Sequence[pb.Tool], reuse: Reuse | None, repair: Repair | None, create: bool
-) -> Op[pb.SessionState | None]:
+def _resume(session_id: str, wanted: Sequence[pb.Tool], create: bool) -> Op[pb.SessionState | None]:
     """A session that exists, with its content; None when one has to be created."""
     try:
         got = yield from ask(pb.GetSessionRequest(session_id=session_id, include_content=True), pb.GetSessionResponse)
@@ -131,18 +133,30 @@ def _resume(
             f"session {session_id!r} was created with other tools: {[tool.name for tool in got.session.tools]}, "
             f"not {[tool.name for tool in wanted]}; resume it without tools, or use another id"
         )
-    has = reuse_from_pb(got.session.reuse)
+    return got.session
+
+
+def _check_same_reuse(
+    state: pb.SessionState, reuse: Reuse | None, repair: Repair | None, least_share: float | None
+) -> None:
+    """Raises ConfigError where a session that is resumed has another; None: not asked for."""
+    has = reuse_from_pb(state.reuse)
     if reuse is not None and reuse != has:
         raise ConfigError(
-            f"session {session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use another id"
-        )
-    # A repair of nothing is not told.
-    if repair is not None and got.session.reuse_repair != (repair_to_pb(repair) if repair.first != 0 else pb.Repair()):
-        raise ConfigError(
-            f"session {session_id!r} was created with another reuse_repair than {repair}; resume it without, or use "
+            f"session {state.session_id!r} was created with reuse {has}, not {reuse}; resume it without, or use "
             "another id"
         )
-    return got.session
+    # A repair of nothing is not told.
+    other = repair is not None and state.reuse_repair != (repair_to_pb(repair) if repair.first != 0 else pb.Repair())
+    for name, asked, differs in (
+        ("reuse_repair", repair, other),
+        ("reuse_least_share", least_share, least_share not in (None, state.reuse_least_share)),
+    ):
+        if differs:
+            raise ConfigError(
+                f"session {state.session_id!r} was created with another {name} than {asked}; resume it without, or "
+                "use another id"
+            )
 
 
 def _signatures(tools: Sequence[pb.Tool]) -> list[tuple[str, str, object]]:

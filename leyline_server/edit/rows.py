@@ -228,6 +228,10 @@ class Rows:
         object.__setattr__(self, "known_exact", start)
         return start
 
+    def all_exact(self, table: SlotTable) -> bool:
+        """Whether every entry that has KV is exact, and none stands behind one that has none."""
+        return self.exact_upto(table) == len(self) - self.num_pending
+
     def turned(self, table: SlotTable, start: int = 0) -> NDArray[np.bool_]:
         """[n - start]: whether the entry stands elsewhere than where its row was written. None that is exact does."""
         slots = self.slots[start:]

@@ -1,9 +1,12 @@
-"""What a list takes from the caches before anything of it is computed: an exact prefix first, then equal content.
+"""What a list takes from the caches before anything of it is computed, an exact prefix first, then equal content; and
+what it leaves there.
 
-Owns nothing; acts on the KV cache and one sequence, between admission and its first step.
+Owns nothing; acts on the KV cache and one sequence.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +50,8 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
                 index.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
                 slots.append(hit.slots[reuse.repair.first :])
     taken, found = np.concatenate(index), np.concatenate(slots)
+    if len(taken) < reuse.least_share * rows.num_pending and rows.all_exact(cache.table):
+        return taken[:0]  # computed whole it stays exact, and others find what is new in it
     if len(taken):
         cache.retain(found)
         cache.touch(found)
@@ -58,3 +63,16 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
         state.borrowed = ascending(np.concatenate([state.borrowed, foreign]))
         state.rows = rows
     return taken
+
+
+def publish(cache: KVCache, state: SequenceState) -> None:
+    """Puts the exact front of the list into the prefix tree, and into the chunk registry where the sequence is open to
+    that: nothing behind an edit or a content hit answers another session."""
+    upto = state.rows.exact_upto(cache.table)
+    if upto:
+        ids, slots, now = state.rows.ids[:upto], state.rows.slots[:upto], cache.tick()
+        cache.tree.insert(state.namespace, ids, slots, now)
+        if state.reuse.registers:
+            examined, gone = cache.chunks.register(state.namespace, ids, slots, state.rows.registered_upto, now)
+            state.rows = replace(state.rows, registered_upto=examined)
+            cache.release_cached(gone)

@@ -10,7 +10,7 @@ its members launched one by one, so that one bad request fails alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from leyline_server.cache.kv_cache import KVCache
 from leyline_server.engine.admission import Admission
 from leyline_server.engine.engine import EndReason
 from leyline_server.engine.requests import LocalRequest, Share
+from leyline_server.engine.reuse import publish
 from leyline_server.model.batch import PrefillPart
 from leyline_server.model.runner import DecodeShare, Outcome, Runner
 
@@ -176,7 +177,9 @@ class Stepper:
             self._admission.replaced_last(request)
         self._tell(request, share.samples, sampled)
         if not share.samples and request.admitted:
-            self._publish(request)  # what ended has been: after its first token, which waits for nothing
+            publish(
+                self._cache, request.sequence
+            )  # what ended has been: after its first token, which waits for nothing
 
     def _tell(self, request: LocalRequest, number: int, sampled: int) -> None:
         params, forced = request.params, request.forced(number)
@@ -193,18 +196,5 @@ class Stepper:
             self._end(request, EndReason.LENGTH)
 
     def _end(self, request: LocalRequest, reason: EndReason) -> None:
-        self._publish(request)
+        publish(self._cache, request.sequence)
         self._admission.finish(request, reason, None)
-
-    def _publish(self, request: LocalRequest) -> None:
-        """Puts the exact front of the list into the prefix tree, and into the chunk registry where the sequence is
-        open to that: nothing behind an edit answers another session."""
-        state, cache = request.sequence, self._cache
-        upto = state.rows.exact_upto(cache.table)
-        if upto:
-            ids, slots, now = state.rows.ids[:upto], state.rows.slots[:upto], cache.tick()
-            cache.tree.insert(state.namespace, ids, slots, now)
-            if state.reuse.registers:
-                examined, gone = cache.chunks.register(state.namespace, ids, slots, state.rows.registered_upto, now)
-                state.rows = replace(state.rows, registered_upto=examined)
-                cache.release_cached(gone)

@@ -595,12 +595,17 @@ class CreateSessionRequest(_message.Message):
     TTL_S_FIELD_NUMBER: _builtins.int
     REUSE_FIELD_NUMBER: _builtins.int
     REUSE_REPAIR_FIELD_NUMBER: _builtins.int
+    REUSE_LEAST_SHARE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     session_id: _builtins.str
     """Chosen by the caller, or made by the server when empty."""
     ttl_s: _builtins.float
     """Seconds without a call after which the server may close the session; the server's own bound applies."""
     reuse: Global___Reuse.ValueType
+    reuse_least_share: _builtins.float
+    """CONTENT only, 0 to 1: as long as all its KV is exact, hits that cover less than this share of what a request would
+    compute are left, and it is computed whole: exact, and found by others.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
     @_builtins.property
@@ -621,10 +626,11 @@ class CreateSessionRequest(_message.Message):
         ttl_s: _builtins.float | None = ...,
         reuse: Global___Reuse.ValueType = ...,
         reuse_repair: Global___Repair | None = ...,
+        reuse_least_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "reuse_repair", b"reuse_repair", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "messages", b"messages", "request_id", b"request_id", "reuse", b"reuse", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "tools", b"tools", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s", "messages", b"messages", "request_id", b"request_id", "reuse", b"reuse", "reuse_least_share", b"reuse_least_share", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "tools", b"tools", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ttl_s: _TypeAlias = _typing.Literal["ttl_s"]  # noqa: Y015
     _WhichOneofArgType__ttl_s: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s"]  # noqa: Y015
@@ -700,6 +706,7 @@ class SessionState(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     REUSE_FIELD_NUMBER: _builtins.int
     REUSE_REPAIR_FIELD_NUMBER: _builtins.int
+    REUSE_LEAST_SHARE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     version: _builtins.int
     num_tokens: _builtins.int
@@ -711,6 +718,7 @@ class SessionState(_message.Message):
     """Generates finished"""
     busy: _builtins.bool
     reuse: Global___Reuse.ValueType
+    reuse_least_share: _builtins.float
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageSpan]: ...
     @_builtins.property
@@ -744,10 +752,11 @@ class SessionState(_message.Message):
         busy: _builtins.bool = ...,
         reuse: Global___Reuse.ValueType = ...,
         reuse_repair: Global___Repair | None = ...,
+        reuse_least_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair", "reuse_repair", b"reuse_repair"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair", "busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "reuse", b"reuse", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair", "busy", b"busy", "edits", b"edits", "exact_upto", b"exact_upto", "messages", b"messages", "num_pending", b"num_pending", "num_tokens", b"num_tokens", "reuse", b"reuse", "reuse_least_share", b"reuse_least_share", "reuse_repair", b"reuse_repair", "session_id", b"session_id", "token_ids", b"token_ids", "tools", b"tools", "turn", b"turn", "unanswered_call_ids", b"unanswered_call_ids", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reuse_repair: _TypeAlias = _typing.Literal["reuse_repair"]  # noqa: Y015
     _WhichOneofArgType__reuse_repair: _TypeAlias = _typing.Literal["_reuse_repair", b"_reuse_repair"]  # noqa: Y015

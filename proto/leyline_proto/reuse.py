@@ -12,14 +12,16 @@ from leyline_proto.repair import NO_REPAIR, Repair, amount_of, repair_to_pb
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """repair: what of each content hit is computed all the same."""
+    """repair: what of each content hit is computed all the same. least_share, 0 to 1: while all is exact, hits that
+    cover less of what a request would compute are left."""
 
     mode: pb.Reuse.ValueType = pb.REUSE_PREFIX
     repair: Repair = NO_REPAIR
+    least_share: float = 0.0
 
     def tell(self, state: pb.SessionState) -> None:
         """Writes it into what a client mirrors."""
-        state.reuse = self.mode
+        state.reuse, state.reuse_least_share = self.mode, self.least_share
         if self.repair != NO_REPAIR:
             state.reuse_repair.CopyFrom(repair_to_pb(self.repair))
 
@@ -53,8 +55,20 @@ def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str)
             feature="CONTENT_REUSE",
             why=refused,
         )
-    if not request.HasField("reuse_repair"):
-        return Reuse(mode)
+    least = request.reuse_least_share
+    if not 0 <= least <= 1:
+        raise Refusal(
+            "INVALID_ARGUMENT",
+            f"reuse_least_share is {least}; it must be in [0, 1]",
+            field="reuse_least_share",
+            value=least,
+            bound="in [0, 1]",
+        )
     if mode != pb.REUSE_CONTENT:
-        raise Refusal("INVALID_ARGUMENT", "there is nothing to repair but content hits", field="reuse_repair")
-    return Reuse(mode, amount_of(request.reuse_repair, "reuse_repair", share_refused))
+        for field in ("reuse_repair", "reuse_least_share"):
+            if field in {one.name for one, _ in request.ListFields()}:
+                raise Refusal("INVALID_ARGUMENT", f"{field} is of content hits: reuse has to be CONTENT", field=field)
+        return Reuse(mode)
+    if not request.HasField("reuse_repair"):
+        return Reuse(mode, least_share=least)
+    return Reuse(mode, amount_of(request.reuse_repair, "reuse_repair", share_refused), least)

@@ -65,6 +65,12 @@ def test_a_repair_of_what_it_takes(create: Create, repair: dict[str, Any]) -> No
         assert state.reuse_repair == pb.Repair(**repair)
 
 
+@pytest.mark.parametrize("least", [0.0, 0.75, 1.0])
+def test_the_least_share_of_what_it_takes(side: Side, create: Create, least: float) -> None:
+    state = create(**TAKES, reuse_least_share=least)
+    assert state.reuse_least_share == side.state(state.session_id).reuse_least_share == least
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an unknown reuse": ({"reuse": 9}, {"field": "reuse", "value": 9}),
     "a negative one": ({"reuse": -1}, {"field": "reuse", "value": -1}),
@@ -84,6 +90,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**TAKES, "reuse_repair": pb.Repair(share=float("nan"))},
         {"field": "reuse_repair.share"},
     ),
+    "a least share of nothing": ({"reuse_least_share": 0.5}, {"field": "reuse_least_share"}),
+    "a least share of exact rows": (
+        {"reuse": pb.REUSE_REGISTER, "reuse_least_share": 0.5},
+        {"field": "reuse_least_share"},
+    ),
+    "a least share below 0": ({**TAKES, "reuse_least_share": -0.1}, {"field": "reuse_least_share", "value": -0.1}),
+    "a least share above 1": ({**TAKES, "reuse_least_share": 1.5}, {"field": "reuse_least_share", "value": 1.5}),
+    "a least share that is no number": ({**TAKES, "reuse_least_share": float("nan")}, {"field": "reuse_least_share"}),
 }
 
 

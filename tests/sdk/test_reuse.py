@@ -84,6 +84,9 @@ def test_the_repair_is_sent() -> None:
         ({"reuse": 3}, "PREFIX, REGISTER, CONTENT"),
         ({"reuse": Reuse.CONTENT, "reuse_repair": 16}, "no Repair"),
         ({"reuse": Reuse.REGISTER, "reuse_repair": Repair(first=16)}, "content hits"),
+        ({"reuse": Reuse.REGISTER, "reuse_least_share": 0.5}, "content hits"),
+        ({"reuse": Reuse.CONTENT, "reuse_least_share": 2}, "reuse_least_share=2 is no number in"),
+        ({"reuse": Reuse.CONTENT, "reuse_least_share": "all"}, "is no number in"),
     ],
 )
 def test_bad_values_are_refused_before_any_call(bad: dict[str, Any], says: str) -> None:
@@ -124,6 +127,10 @@ def test_a_resumed_session_has_its_own() -> None:
         assert client.session("s", **cast(Any, same)).reuse is Reuse.CONTENT
     with pytest.raises(errors.ConfigError, match=r"another reuse_repair than Repair\(first=5"):
         client.session("s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=5))
+    client.session("least", reuse=Reuse.CONTENT, reuse_least_share=0.5)
+    client.session("least", reuse_least_share=0.5)
+    with pytest.raises(errors.ConfigError, match=r"another reuse_least_share than 0.25"):
+        client.session("least", reuse_least_share=0.25)
     client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
     client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
     client.session("plain")
