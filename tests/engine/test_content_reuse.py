@@ -64,6 +64,13 @@ def test_moved_documents_are_read_where_they_now_stand(loaded, unpatched, varian
     moved.rig.close_all()
 
 
+def test_all_holes_are_computed_in_one_pass(loaded, unpatched, variant):
+    _, moved = pairs(loaded, unpatched, variant, prefill_chunk=128)
+    before = moved.rig.engine.stats().steps
+    assert moved.rig.prefill(moved.sequence).computed == 75
+    assert moved.rig.engine.stats().steps == before + 1
+
+
 def test_it_is_approximate_and_says_so(loaded, unpatched, variant):
     _, moved = pairs(loaded, unpatched, variant)
     got = moved.rig.logits(moved.sequence)
