@@ -64,13 +64,6 @@ def test_moved_documents_are_read_where_they_now_stand(loaded, unpatched, varian
     moved.rig.close_all()
 
 
-def test_all_holes_are_computed_in_one_pass(loaded, unpatched, variant):
-    _, moved = pairs(loaded, unpatched, variant, prefill_chunk=128)
-    before = moved.rig.engine.stats().steps
-    assert moved.rig.prefill(moved.sequence).computed == 75
-    assert moved.rig.engine.stats().steps == before + 1
-
-
 def test_it_is_approximate_and_says_so(loaded, unpatched, variant):
     _, moved = pairs(loaded, unpatched, variant)
     got = moved.rig.logits(moved.sequence)
@@ -170,31 +163,6 @@ def test_what_comes_later_is_found_too(loaded, unpatched, variant):
     talk.append(QUESTION)
     assert talk.error(forced=random_ids(3, seed=7)) < TOLERANCE
     assert talk.row_error() < TOLERANCE
-
-
-def test_too_few_hits_are_left_and_the_text_is_computed_whole_and_found(loaded, unpatched, variant):
-    source, _ = pairs(loaded, unpatched, variant)
-    rig = source.rig
-    few, enough = (rig.open(MOVED, reuse=Reuse(pb.REUSE_CONTENT, least_share=share)) for share in (0.69, 0.68))
-    report = rig.prefill(few)  # 160 of 235 are 68.1 %
-    assert (report.content_hit, report.computed) == (0, 235)
-    assert rig.engine.exact_upto(few) == 235
-    other = rig.open([*HEADER[::-1], *MOVED[SINK:], 5], reuse=CONTENT)
-    assert rig.prefill(other).content_spans == ((40, 40 + 235 - SINK),), "and what was new in it"
-    rig.engine.close(few)
-    rig.engine.cache.release_cached(rig.engine.cache.tree.clear())
-    assert rig.prefill(enough).content_hit >= 160
-
-
-def test_what_is_approximate_already_takes_every_hit(loaded, unpatched, variant):
-    """Nothing can be lost any more: its text is computed over hits, whatever it leaves."""
-    source, _ = pairs(loaded, unpatched, variant)
-    rig, new = source.rig, random_ids(100, seed=9)
-    for text, found in ((MOVED, 60), (SOURCE, 0)):
-        sequence = rig.open(text, reuse=Reuse(pb.REUSE_CONTENT, least_share=0.68))
-        rig.prefill(sequence)
-        rig.engine.append(sequence, [*new, *DOCUMENT[:60], *QUESTION])
-        assert rig.prefill(sequence).content_hit == found
 
 
 def test_an_edit_inside_a_hit_is_an_edit_like_others(loaded, unpatched, variant):
