@@ -33,7 +33,7 @@ PROMPTS, SEEDS, CHECKED = 16, 3, 4
 MARKER: Final = 64
 SPEED: Final = "speed at 100k tokens"
 LENGTH: Final = 100_000
-SHARE, REUSED = "found of what is there", "reused of all tokens"
+SHARE, REUSED, SERVED = "found of what is there", "reused of all tokens", "reused by a server, of all tokens"
 TOGETHER: Final = "memory: 16 sessions, the same ten documents"
 SHUFFLED: Final = "memory: 100 shuffles of 14 documents"
 
@@ -63,7 +63,7 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
     served = {arm: 100 * reused(lists(), reuse) / tally.tokens for arm, reuse in ARMS.items()}
     return [
         *_shares(told, tally),
-        *(Measured(told, f"served: {arm}", REUSED, share, "%", tally.texts) for arm, share in served.items()),
+        *(Measured(told, f"served: {arm}", SERVED, share, "%", tally.texts) for arm, share in served.items()),
     ]
 
 

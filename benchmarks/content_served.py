@@ -25,7 +25,7 @@ CONTENT: Final = Reuse(pb.REUSE_CONTENT)
 ARMS: Final = {
     "PREFIX": PREFIX,
     "CONTENT": CONTENT,
-    "CONTENT, least share 0.75": Reuse(pb.REUSE_CONTENT, least_share=0.75),
+    **{f"CONTENT, least share {share}": Reuse(pb.REUSE_CONTENT, least_share=share) for share in (0.5, 0.75, 0.9)},
 }
 
 

@@ -103,17 +103,18 @@ class Leyline:
                 CONTENT: as REGISTER; it takes the KV of 32 or more equal tokens that stood elsewhere. Saves their
                     prefill, and is approximate: that KV knows the text that stood in front of it there, not here, so
                     that answers may differ. Nothing from the first such token on is exact (`SessionInfo.exact_upto`),
-                    and nobody gets it as a prefix or by its content. What stands behind a FORGET is computed.
+                    and nobody gets it as a prefix or by its content. What a FORGET leaves to compute is computed.
             reuse_repair: CONTENT: what of each stretch of a content hit is computed all the same. Costs as much; all of
                 it is a fresh prefill. A resumed session has its own.
-            reuse_least_share: CONTENT, 0 to 1: as long as all its KV is exact, hits that cover less than this share of
-                what a request would compute are left; it is then computed whole, exact, and found by others. 0, as
-                unset, takes every hit: the soonest first token of this session. 0.75 reused more in all where each
-                prompt is a session of its own. A resumed session has its own.
+            reuse_least_share: CONTENT, 0 to 1: as long as all its KV is exact, hits that save less than this share of
+                what a request would compute, what a repair computes of them left out, are left; it is then computed
+                whole, exact, and found by others. 0, as unset, takes every hit: the soonest first token as the caches
+                stand; 1 none. 0.75 reused more in all where each prompt is a session of its own. A resumed session has
+                its own: another raises ConfigError.
 
         Raises:
             ConfigError: a resumed session has other tools or another reuse; `reuse` or `reuse_repair` is not one, or
-                there is a repair or a least share without CONTENT. Nothing was made.
+                there is a repair or a least share without CONTENT, or a share beyond [0, 1]. Nothing was made.
             SessionNotFound: there is no session of this id, and `create` is False.
             InvalidArgument: the id, a message or a tool is malformed.
             NotSupported: CONTENT, or a share to repair, with a model that can't: `server_info().features` says why.

@@ -147,16 +147,16 @@ def _check_same_reuse(
             "another id"
         )
     # A repair of nothing is not told.
-    other = repair is not None and state.reuse_repair != (repair_to_pb(repair) if repair.first != 0 else pb.Repair())
-    for name, asked, differs in (
-        ("reuse_repair", repair, other),
-        ("reuse_least_share", least_share, least_share not in (None, state.reuse_least_share)),
-    ):
-        if differs:
-            raise ConfigError(
-                f"session {state.session_id!r} was created with another {name} than {asked}; resume it without, or "
-                "use another id"
-            )
+    if repair is not None and state.reuse_repair != (repair_to_pb(repair) if repair.first != 0 else pb.Repair()):
+        raise ConfigError(
+            f"session {state.session_id!r} was created with another reuse_repair than {repair}; resume it without, or "
+            "use another id"
+        )
+    if least_share not in (None, state.reuse_least_share):
+        raise ConfigError(
+            f"session {state.session_id!r} was created with reuse_least_share {state.reuse_least_share:g}, not "
+            f"{least_share:g}; resume it without, or use another id"
+        )
 
 
 def _signatures(tools: Sequence[pb.Tool]) -> list[tuple[str, str, object]]:

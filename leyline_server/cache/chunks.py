@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from leyline_server.cache.chunk import Chunk, Ids, Namespace
+from leyline_server.cache.fingerprint_index import FingerprintIndex
 from leyline_server.cache.fingerprints import GRAM, SHORTEST, fingerprints
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
@@ -25,8 +26,6 @@ from leyline_server.cache.slots import Holder, Slots, SlotTable, common, distinc
 
 _NONE: Final = np.zeros(0, np.int32)
 _CHUNK: Final = 128
-_OWNERS: Final = 4
-"""Texts that one fingerprint leads to: of those that have a short run in common the one that agrees most counts."""
 SINK: Final = 32
 """Rows of the first positions are like no others, whatever stands there (Xiao et al., arXiv 2309.17453): they are
 neither registered nor replaced by a hit."""
@@ -48,8 +47,7 @@ class ChunkRegistry:
         self._table = table
         self._chunks: dict[int, Chunk] = {}
         self._next_number = 0
-        # By hash the slots of the rows that its runs begin with, some of them.
-        self._fingerprints: dict[Namespace, dict[int, list[int]]] = {}
+        self._index = FingerprintIndex()
         self._chunk_of = np.full(table.num_slots, -1, np.int32)  # the number of the chunk that names a slot
         self._place = np.zeros(table.num_slots, np.int32)  # and where in it
         self._freeing = EvictionOrder(self._chunks, self._frees)
@@ -60,7 +58,7 @@ class ChunkRegistry:
     def match(self, namespace: Namespace, ids: Ids) -> list[Hit]:
         """Disjoint stretches of `ids` that are here, ascending; each is SHORTEST entries or more, or the end of so many
         that are here together. The caller retains what it takes, and looks only where a hit may stand."""
-        known = self._fingerprints.get(namespace)
+        known = self._index.of(namespace)
         if not known:
             return []
         hits: list[Hit] = []
@@ -134,17 +132,12 @@ class ChunkRegistry:
                 examined = start  # once it is longer it is looked at again
         if self.num_rows == before:
             return examined, _NONE
-        known = self._fingerprints.setdefault(namespace, {})
         first = max(SINK, int(fresh.argmax()) - SHORTEST)  # a run that is chosen may begin in front of what is new
         starts, hashes = fingerprints(ids[first:])
         for slot, fingerprint in zip(slots[first + starts].tolist(), hashes.tolist(), strict=True):
-            owners = known.setdefault(fingerprint, [])
             number = int(self._chunk_of[slot])
-            if number >= 0 and len(owners) < _OWNERS and slot not in owners:
-                owners.append(slot)
+            if number >= 0 and self._index.add(namespace, fingerprint, slot):
                 self._chunks[number].fingerprints.append((fingerprint, slot))
-            elif not owners:
-                del known[fingerprint]
         return examined, self.shrunk()
 
     def _add(self, namespace: Namespace, ids: Ids, slots: Slots, start: int, end: int, now: int) -> None:
@@ -176,9 +169,11 @@ class ChunkRegistry:
     # ------------------------------------------------------------ letting go
 
     def cut(self, namespace: Namespace, influence: Influence) -> Slots:
-        """Drops every chunk that has a row of this influence, and all that was computed from it. Returns the slots to
-        release."""
-        return self._drop([chunk for chunk, _ in self._reached(namespace, influence)])
+        """Drops every row of this influence, and all that was computed from it; what a chunk has in front of them stays
+        where it can be found. Returns the slots to release."""
+        reached = self._reached(namespace, influence)
+        cut = [self._shorten(chunk, first) for chunk, first in reached if first]
+        return np.concatenate([self._drop([chunk for chunk, first in reached if not first]), *cut])
 
     def reached(self, namespace: Namespace, influence: Influence) -> Slots:
         """The slots of all rows here that were computed from rows of this influence, or are among them."""
@@ -251,14 +246,7 @@ class ChunkRegistry:
             assert all(child.parent is chunk and child.start > chunk.start for child in chunk.children)
         assert np.count_nonzero(self._chunk_of >= 0) == self.num_rows
         led = sorted((chunk.namespace, *one) for chunk in self._chunks.values() for one in chunk.fingerprints)
-        known = [
-            (namespace, fingerprint, slot)
-            for namespace, by_hash in self._fingerprints.items()
-            for fingerprint, owners in by_hash.items()
-            for slot in owners
-        ]
-        assert led == sorted(known)
-        assert all(owners for by_hash in self._fingerprints.values() for owners in by_hash.values())
+        assert led == sorted(self._index)
 
     def shrunk(self) -> Slots:
         """Drops the least recently used of the chunks that no session holds until the rest keeps to the budget. Returns
@@ -274,6 +262,18 @@ class ChunkRegistry:
     def _frees(self, chunk: Chunk) -> bool:
         return bool(self._table.held_by_one_cache(chunk.slots).any())
 
+    def _shorten(self, chunk: Chunk, length: int) -> Slots:
+        """Drops the rows of a chunk from this one on. Returns the slots to release."""
+        gone = chunk.slots[length:]
+        chunk.ids, chunk.slots = chunk.ids[:length], chunk.slots[:length]
+        self._chunk_of[gone] = -1
+        self.num_rows -= len(gone)
+        self._idle.add(chunk)  # what held it may have held these
+        dropped = set(gone.tolist())
+        self._index.remove(chunk.namespace, [one for one in chunk.fingerprints if one[1] in dropped])
+        chunk.fingerprints = [one for one in chunk.fingerprints if one[1] not in dropped]
+        return gone
+
     def _drop(self, chunks: Iterable[Chunk]) -> Slots:
         gone = [_NONE]
         for chunk in chunks:
@@ -281,12 +281,6 @@ class ChunkRegistry:
             del self._chunks[chunk.number]
             self._chunk_of[chunk.slots] = -1
             self.num_rows -= len(chunk.ids)
-            known = self._fingerprints.get(chunk.namespace, {})
-            for fingerprint, slot in chunk.fingerprints:
-                known[fingerprint].remove(slot)
-                if not known[fingerprint]:
-                    del known[fingerprint]
-            if not known:
-                self._fingerprints.pop(chunk.namespace, None)
+            self._index.remove(chunk.namespace, chunk.fingerprints)
             chunk.leave(self._table.context[indices(chunk.slots)])
         return np.concatenate(gone)

@@ -37,7 +37,8 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
     """Pending entries, but the last, take rows of the same content from the chunk registry. Returns their indices [n],
     ascending.
 
-    What the sequence's repair names of each hit stays pending, or is in doubt.
+    What the sequence's repair names of each hit stays pending, or is in doubt. Where all is exact so far, and hits save
+    less than the sequence's least share, only those are taken that are exact here too.
     """
     rows, reuse = state.rows, state.reuse
     index, slots = [np.zeros(0, np.int64)], [rows.slots[:0]]
@@ -50,17 +51,19 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
                 index.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
                 slots.append(hit.slots[reuse.repair.first :])
     taken, found = np.concatenate(index), np.concatenate(slots)
-    if len(taken) < reuse.least_share * rows.num_pending and rows.all_exact(cache.table):
-        return taken[:0]  # computed whole it stays exact, and others find what is new in it
+    contexts = cache.table.context[indices(found)]
+    foreign = contexts != rows.contexts[taken]
+    saved = len(taken) * (1 - reuse.repair.share)
+    if saved < reuse.least_share * rows.num_pending and rows.all_exact(cache.table):
+        # Computed whole it stays exact, and others find what is new in it.
+        taken, found, contexts, foreign, index = taken[~foreign], found[~foreign], contexts[:0], foreign[:0], []
     if len(taken):
         cache.retain(found)
         cache.touch(found)
         rows = rows.borrowed(taken, found)
         if reuse.repair.share:
             rows = rows.doubted([(int(hit[0]), int(hit[-1]) + 1) for hit in index if len(hit)], reuse.repair.share)
-        contexts = cache.table.context[indices(found)]
-        foreign = contexts[contexts != rows.contexts[taken]]
-        state.borrowed = ascending(np.concatenate([state.borrowed, foreign]))
+        state.borrowed = ascending(np.concatenate([state.borrowed, contexts[foreign]]))
         state.rows = rows
     return taken
 

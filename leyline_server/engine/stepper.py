@@ -160,6 +160,10 @@ class Stepper:
                 self._commit(share, token)
             else:
                 self._admission.fail(share.request, FloatingPointError("the model's rows or logits are not finite"))
+        for share in lane.shares:
+            # After all first tokens, which wait for nobody's books. What has ended is published already.
+            if share.samples == 0 and share.request.admitted:
+                publish(self._cache, share.request.sequence)
 
     def _commit(self, share: Share, sampled: int) -> None:
         request, state = share.request, share.request.sequence
@@ -176,10 +180,6 @@ class Stepper:
                 return
             self._admission.replaced_last(request)
         self._tell(request, share.samples, sampled)
-        if not share.samples and request.admitted:
-            publish(
-                self._cache, request.sequence
-            )  # what ended has been: after its first token, which waits for nothing
 
     def _tell(self, request: LocalRequest, number: int, sampled: int) -> None:
         params, forced = request.params, request.forced(number)

@@ -603,7 +603,7 @@ class CreateSessionRequest(_message.Message):
     """Seconds without a call after which the server may close the session; the server's own bound applies."""
     reuse: Global___Reuse.ValueType
     reuse_least_share: _builtins.float
-    """CONTENT only, 0 to 1: as long as all its KV is exact, hits that cover less than this share of what a request would
+    """CONTENT only, 0 to 1: as long as all its KV is exact, hits that save less than this share of what a request would
     compute are left, and it is computed whole: exact, and found by others.
     """
     @_builtins.property

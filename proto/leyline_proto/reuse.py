@@ -13,7 +13,7 @@ from leyline_proto.repair import NO_REPAIR, Repair, amount_of, repair_to_pb
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """repair: what of each content hit is computed all the same. least_share, 0 to 1: while all is exact, hits that
-    cover less of what a request would compute are left."""
+    save less of what a request would compute are left."""
 
     mode: pb.Reuse.ValueType = pb.REUSE_PREFIX
     repair: Repair = NO_REPAIR

@@ -216,7 +216,7 @@ def test_figures_of_a_pattern(bed, monkeypatch):
     reused = [figures[arm, content_recovery.REUSED].value for arm in ("exact prefix", OURS, "all that is there")]
     assert reused == sorted(reused)
     assert figures[content_recovery.MARKED, "ids of markers"].value > 0
-    served = {arm: figures[f"served: {arm}", content_recovery.REUSED].value for arm in ARMS}
+    served = {arm: figures[f"served: {arm}", content_recovery.SERVED].value for arm in ARMS}
     assert served["PREFIX"] == reused[0]
     assert reused[0] < served["CONTENT"] <= reused[2] + 0.1
 

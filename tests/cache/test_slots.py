@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_server.cache.slots import Holder, OutOfSlots, SlotTable
+from leyline_server.cache.slots import Holder, OutOfSlots, SlotTable, ascending
 
 
 def _slots(*numbers):
@@ -134,3 +134,9 @@ def test_any_order_of_operations_keeps_the_books(operations):
             table.release(held, holder)
     table.check_integrity([], [])
     assert table.num_free == 12
+
+
+def test_ascending_has_each_number_once():
+    numbers = np.array([7, 1, 2**63 + 5, 7, 1], np.uint64)
+    assert ascending(numbers).tolist() == [1, 7, 2**63 + 5]
+    assert ascending(numbers[:0]).tolist() == []

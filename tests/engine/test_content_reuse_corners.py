@@ -7,6 +7,7 @@ import pytest
 
 from leyline_proto import leyline_pb2 as pb
 from leyline_proto.reuse import Reuse
+from leyline_server.cache.chunks import SINK
 from tests.engine.harness import Rig, random_ids
 
 CONTENT, REGISTER = Reuse(pb.REUSE_CONTENT), Reuse(pb.REUSE_REGISTER)
@@ -289,3 +290,16 @@ def test_a_hit_is_a_use(loaded):
         rig.engine.close(own)
     assert hit_elsewhere(rig, first) == 200
     assert hit_elsewhere(rig, second) < 200
+
+
+def test_what_stands_in_front_of_a_forgotten_span_is_found_as_before(rig):
+    """In its chunk too, whose other rows go."""
+    text = random_ids(230, 1)
+    own = rig.open(text, reuse=REGISTER)
+    rig.prefill(own)
+    assert hit_elsewhere(rig, text[SINK:]) == 198
+    rig.engine.splice(own, [rig.edit(100, 110, [], forget=True)])
+    assert hit_elsewhere(rig, text[SINK:100], seed=4) == 68
+    assert hit_elsewhere(rig, text[110:], seed=5) == 0
+    rig.prefill(own)
+    assert hit_elsewhere(rig, [*text[SINK:100], *text[110:]], seed=6) == 188, "as one stretch"

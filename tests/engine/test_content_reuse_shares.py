@@ -16,8 +16,8 @@ SOURCE = [*random_ids(40, seed=2), *DOCUMENT, *random_ids(9, seed=3)]
 MOVED = [*random_ids(66, seed=4), *DOCUMENT, *random_ids(9, seed=5)]  # 68.1 % of it are the document
 
 
-def least(share, **repair):
-    return Reuse(pb.REUSE_CONTENT, Repair(**repair), share)
+def least(share, repair=None):
+    return Reuse(pb.REUSE_CONTENT, repair or Repair(), share)
 
 
 @pytest.fixture
@@ -47,10 +47,26 @@ def test_hits_that_cover_enough_are_taken(rig):
     assert rig.prefill(rig.open(MOVED, reuse=least(0.68))).content_hit == 160
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.64, 0), (0.6, 144)])
-def test_what_a_repair_has_computed_is_no_hit(rig, share, found):
-    """The first 16 of 160: the hit covers 61.3 %."""
-    assert rig.prefill(rig.open(MOVED, reuse=least(share, first=16))).content_hit == found
+@pytest.mark.parametrize("repair", [Repair(first=16), Repair(share=0.1)], ids=str)
+@pytest.mark.parametrize(("share", "found"), [(0.62, 0), (0.61, 144)])
+def test_what_a_repair_has_computed_saves_nothing(rig, share, found, repair):
+    """16 of 160: the hit saves 61.3 %."""
+    assert rig.prefill(rig.open(MOVED, reuse=least(share, repair))).content_hit == found
+
+
+def test_the_share_is_of_what_would_be_computed(rig):
+    """An exact prefix is none of it: the document is 160 of 229 there, of 418 in all."""
+    text = [*SOURCE[:189], *random_ids(60, seed=7), *DOCUMENT, *random_ids(9, seed=8)]
+    report = rig.prefill(rig.open(text, reuse=least(0.69)))
+    assert (report.prefix_hit, report.content_hit) == (189, 160)
+
+
+def test_what_is_exact_is_taken_however_little(rig):
+    """The text's own rows, which the tree has let go: taking them leaves all exact."""
+    rig.engine.cache.release_cached(rig.engine.cache.tree.clear())
+    sequence = rig.open([*SOURCE, *random_ids(500, seed=8)], reuse=least(0.75))
+    assert rig.prefill(sequence).content_hit == len(SOURCE) - SINK
+    assert rig.engine.exact_upto(sequence) == len(SOURCE) + 500
 
 
 def test_what_is_approximate_already_takes_every_hit(rig):
@@ -63,10 +79,11 @@ def test_what_is_approximate_already_takes_every_hit(rig):
         assert rig.prefill(sequence).content_hit == found
 
 
-def test_what_stands_behind_an_edit_takes_every_hit(rig):
-    """What an AMORTIZE left in place is not exact any more."""
+@pytest.mark.parametrize("replacement", [[], [3, 4]], ids=str)
+def test_what_stands_behind_an_edit_takes_every_hit(rig, replacement):
+    """What an AMORTIZE left in place is not exact any more, whether or not something in front of it waits."""
     sequence = rig.open(random_ids(120, seed=11), reuse=least(0.68))
     rig.prefill(sequence)
-    rig.engine.splice(sequence, [rig.edit(50, 60, [])])
+    rig.engine.splice(sequence, [rig.edit(50, 60, replacement)])
     rig.engine.append(sequence, [*DOCUMENT[:60], *random_ids(100, seed=12)])
     assert rig.prefill(sequence).content_hit == 60

@@ -132,7 +132,7 @@ def found() -> Iterator[str]:
 def served() -> Iterator[str]:
     own = rows(ROOT / "benchmarks" / "results" / "content_recovery.jsonl")
     arms = ["served: PREFIX", "served: CONTENT", "served: CONTENT, least share 0.75", "all that is there"]
-    values = {(row["case"].partition(";")[0], row["arm"]): row["value"] for row in own if "reused" in row["metric"]}
+    values = {(row["case"].partition(";")[0], row["arm"]): row["value"] for row in own if "of all" in row["metric"]}
     for case in dict.fromkeys(case for case, _ in values):
         yield f"| {case.partition(': ')[2]} | {' | '.join(f'{values[case, arm]:.1f}' for arm in arms)} |"
 

@@ -54,7 +54,11 @@ def test_a_session_says_what_it_reuses(reuse: Reuse | None) -> None:
 def test_async() -> None:
     async def run() -> None:
         async with FakeServer().async_client() as client:
-            session = await client.session("s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=4))
+            session = await client.session(
+                "s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=4), reuse_least_share=0.5
+            )
+            with pytest.raises(errors.ConfigError, match=r"reuse_least_share 0\.5, not 0\.75"):
+                await client.session("s", reuse_least_share=0.75)
             assert session.reuse is (await client.session("s")).reuse is Reuse.CONTENT
             assert (await session.fork()).reuse is Reuse.CONTENT
             (warmed,) = await session.warm(DOCUMENTS[0])
@@ -87,6 +91,7 @@ def test_the_repair_is_sent() -> None:
         ({"reuse": Reuse.REGISTER, "reuse_least_share": 0.5}, "content hits"),
         ({"reuse": Reuse.CONTENT, "reuse_least_share": 2}, "reuse_least_share=2 is no number in"),
         ({"reuse": Reuse.CONTENT, "reuse_least_share": "all"}, "is no number in"),
+        ({"reuse": Reuse.CONTENT, "reuse_least_share": True}, "is no number in"),
     ],
 )
 def test_bad_values_are_refused_before_any_call(bad: dict[str, Any], says: str) -> None:
@@ -129,7 +134,7 @@ def test_a_resumed_session_has_its_own() -> None:
         client.session("s", reuse=Reuse.CONTENT, reuse_repair=Repair(first=5))
     client.session("least", reuse=Reuse.CONTENT, reuse_least_share=0.5)
     client.session("least", reuse_least_share=0.5)
-    with pytest.raises(errors.ConfigError, match=r"another reuse_least_share than 0.25"):
+    with pytest.raises(errors.ConfigError, match=r"with reuse_least_share 0.5, not 0.25"):
         client.session("least", reuse_least_share=0.25)
     client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
     client.session("none", reuse=Reuse.CONTENT, reuse_repair=Repair(first=0))
