@@ -297,10 +297,16 @@ def test_heads_launched_together_fit_the_cache_or_fill_the_chip(on_triton: None)
     from leyline_kernels.gpu.prefill import choose_heads
 
     a_head = 256 * 2  # bytes an entry, of V2-Lite's shape in bf16
-    assert choose_heads(257, 4096 * a_head, processors=132) == 16  # the cache holds all
-    assert choose_heads(257, 65536 * a_head, processors=132) == 2  # it holds one: two fill three rounds
-    assert choose_heads(26, 16384 * a_head, processors=132) >= 16  # it holds four, a round
-    assert choose_heads(1, 1 << 40, processors=1) == 3
+
+    def heads(blocks: int, entries: int) -> int:
+        return choose_heads(16, blocks, entries * a_head, processors=132)
+
+    assert heads(257, 4096) == 16  # the cache holds all
+    assert heads(257, 65536) == 2  # it holds one: two fill three rounds
+    assert heads(65, 16384) == 8  # it holds four, seven fill three rounds
+    assert heads(26, 16384) == 16
+    assert heads(27, 16384) == 16, "and none of one head, behind fifteen"
+    assert choose_heads(5, 1, 1 << 40, processors=1) == 5
 
 
 def test_every_block_is_found_once_and_the_heaviest_first(on_triton: None, device: str) -> None:

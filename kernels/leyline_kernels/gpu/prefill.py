@@ -290,7 +290,7 @@ def prefill(
     if num_splits is None:
         num_splits = choose_splits(num_queries, num_heads, num_entries, tiles, num_processors(q.device))
     head_bytes = num_entries * (nope + v_dim) * kv.element_size()
-    head_group = tiles.head_group or choose_heads(num_blocks, head_bytes, num_processors(q.device))
+    head_group = tiles.head_group or choose_heads(num_heads, num_blocks, head_bytes, num_processors(q.device))
     head_group = min(head_group, num_heads)
     num_rows = num_queries * num_heads
     pieces = num_rows * num_splits if num_splits > 1 else 0
@@ -323,9 +323,11 @@ def choose_tiles(num_queries: int, num_seqs: int, dtype: torch.dtype) -> Tiles:
     return LONG if num_queries > SHORT.block_m * num_seqs else SHORT
 
 
-def choose_heads(num_blocks: int, head_bytes: int, processors: int) -> int:
-    """How many heads, of these blocks and bytes of entries each, are launched together. May be more than there are."""
-    return max(1, L2_BYTES // max(head_bytes, 1), triton.cdiv(MIN_ROUNDS * processors, num_blocks))
+def choose_heads(num_heads: int, num_blocks: int, head_bytes: int, processors: int) -> int:
+    """How many heads, of these blocks and bytes of entries each, are launched together: groups of about one size, lest
+    the last is a small one."""
+    least = max(1, L2_BYTES // max(head_bytes, 1), triton.cdiv(MIN_ROUNDS * processors, num_blocks))
+    return triton.cdiv(num_heads, max(1, num_heads // least))
 
 
 def choose_splits(num_queries: int, num_heads: int, num_entries: int, tiles: Tiles, processors: int) -> int:
