@@ -58,9 +58,9 @@ def rows(bed: Bed, case: str) -> Iterable[Measured]:
         return content_memory.open_together(told)
     if case == SHUFFLED:
         return (figure for factor in (1.5, 0.5) for figure in content_memory.one_after_another(told, factor))
-    lists = _inputs(bed)[case]
-    tally = _tallied(lists())
-    served = {arm: 100 * reused(lists(), reuse) / tally.tokens for arm, reuse in ARMS.items()}
+    lists = list(_inputs(bed)[case]())
+    tally = _tallied(lists)
+    served = {arm: 100 * reused(lists, reuse) / tally.tokens for arm, reuse in ARMS.items()}
     return [
         *_shares(told, tally),
         *(Measured(told, f"served: {arm}", SERVED, share, "%", tally.texts) for arm, share in served.items()),

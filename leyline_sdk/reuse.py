@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeGuard
 
 from leyline_sdk.errors import ConfigError
 from leyline_sdk.mode import Repair
@@ -28,15 +27,13 @@ def check_reuse(reuse: object, repair: object, least_share: object) -> None:
         raise ConfigError(f"reuse={reuse!r} is none of {', '.join(Reuse)}")
     if repair is not None and not isinstance(repair, Repair):
         raise ConfigError(f"reuse_repair={repair!r} is no Repair")
-    if least_share is not None and not (_is_number(least_share) and 0 <= least_share <= 1):
+    if least_share is not None and (
+        isinstance(least_share, bool) or not isinstance(least_share, int | float) or not 0 <= least_share <= 1
+    ):
         raise ConfigError(f"reuse_least_share={least_share!r} is no number in [0, 1]")
     for name, value in (("reuse_repair", repair), ("reuse_least_share", least_share)):
         if value is not None and reuse not in (None, Reuse.CONTENT):
             raise ConfigError(f"{name} is for reuse=Reuse.CONTENT: it is of content hits")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def assemble(parts: Sequence[str], *, separator: str = "\n\n", marker: str = "") -> str:

@@ -72,8 +72,6 @@ class Service:
         sent = messages_to_pb(first) + messages_to_pb(messages)
         limits = self._limits or (yield from self.server_info()).limits
         state = (yield from _resume(session_id, wanted, create)) if session_id else None
-        if state is not None:
-            _check_same_reuse(state, reuse, reuse_repair, reuse_least_share)
         created = state is None
         if state is None:
             check_reuse(reuse or Reuse.PREFIX, reuse_repair, reuse_least_share)
@@ -93,6 +91,7 @@ class Service:
                 appended_from_pb(state.messages, sent), version=state.version, turn=state.turn
             )
         else:
+            _check_same_reuse(state, reuse, reuse_repair, reuse_least_share)
             transcript = with_pins(transcript_from_pb(state))
         known = reuse_from_pb(state.reuse)
         return SessionCore(state.session_id, transcript, limits, policies, on_edit, created, state.tools, known)

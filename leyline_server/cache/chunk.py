@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
 from leyline_server.cache.slots import Slots
+from leyline_server.edit.rows import Contexts, Ids
 
-Ids = NDArray[np.int32]
-Contexts = NDArray[np.uint64]
 Namespace = tuple[str, ...]
 
 

@@ -1,9 +1,10 @@
 """The chunk registry: exact rows of texts, found again by content at any position.
 
-Owns one reference (kind CACHE) on each slot it names. A chunk is a stretch of a text's rows, some 128 to 255 of them;
-what it is found by are the fingerprints of its text, and a hit is what agrees with it id by id, to the left and to the
-right of a fingerprint and on into the chunks beside it. So a hit has no grain, and a hash that collides finds nothing.
-Namespaces never answer each other. It does not know sessions; that only exact rows enter is the engine's care.
+Owns one reference (kind CACHE) on each slot it names. A chunk is a stretch of a text's rows, some 128 to 255 of them,
+or what a FORGET left of them; what it is found by are the fingerprints of its text, and a hit is what agrees with it id
+by id, to the left and to the right of a fingerprint and on into the chunks beside it. So a hit has no grain, and a hash
+that collides finds nothing. Namespaces never answer each other. It does not know sessions; that only exact rows enter
+is the engine's care.
 
 The pool asks it for rows that nobody else holds; beyond its own budget it lets the least recently used
 chunks go that no session holds.
@@ -17,12 +18,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from leyline_server.cache.chunk import Chunk, Ids, Namespace
+from leyline_server.cache.chunk import Chunk, Namespace
 from leyline_server.cache.fingerprint_index import FingerprintIndex
 from leyline_server.cache.fingerprints import GRAM, SHORTEST, fingerprints
 from leyline_server.cache.influence import Influence
 from leyline_server.cache.order import EvictionOrder
 from leyline_server.cache.slots import Holder, Slots, SlotTable, common, distinct, indices, runs
+from leyline_server.edit.rows import Ids
 
 _NONE: Final = np.zeros(0, np.int32)
 _CHUNK: Final = 128

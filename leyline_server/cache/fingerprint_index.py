@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-Namespace = tuple[str, ...]
-OWNERS: Final = 4
+from leyline_server.cache.chunk import Namespace
+
+_OWNERS: Final = 4
 """Texts that one fingerprint leads to: of those that have a short run in common the one that agrees most counts."""
 
 
@@ -25,7 +26,7 @@ class FingerprintIndex:
         """Whether it was added: not where it leads there already, or to enough."""
         by_hash = self._slots.setdefault(namespace, {})
         slots = by_hash.setdefault(fingerprint, [])
-        if len(slots) >= OWNERS or slot in slots:
+        if len(slots) >= _OWNERS or slot in slots:
             return False
         slots.append(slot)
         return True

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_server.cache.kv_cache import KVCache
-from leyline_server.cache.slots import PENDING, Slots, ascending, indices, runs
+from leyline_server.cache.slots import PENDING, ascending, indices, runs
 from leyline_server.engine.sequence import SequenceState
 
 
@@ -41,30 +41,30 @@ def take_content(cache: KVCache, state: SequenceState) -> NDArray[np.int64]:
     less than the sequence's least share, only those are taken that are exact here too.
     """
     rows, reuse = state.rows, state.reuse
-    hits, slots = list[NDArray[np.int64]](), list[Slots]()
-    if reuse.takes and reuse.repair.share < 1:
-        waits = rows.slots[:-1] == PENDING
-        waits[: state.takes_content_from] = False
-        for start, end in runs(waits):
-            for hit in cache.chunks.match(state.namespace, rows.ids[start:end]):
-                first = start + hit.start
-                hits.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
-                slots.append(hit.slots[reuse.repair.first :])
-    if not sum(map(len, hits)):
-        return np.zeros(0, np.int64)
+    hits, slots = [np.zeros(0, np.int64)], [rows.slots[:0]]
+    if not reuse.takes or reuse.repair.share == 1:
+        return hits[0]
+    waits = rows.slots[:-1] == PENDING
+    waits[: state.takes_content_from] = False
+    for start, end in runs(waits):
+        for hit in cache.chunks.match(state.namespace, rows.ids[start:end]):
+            first = start + hit.start
+            hits.append(np.arange(first, first + len(hit.slots))[reuse.repair.first :])
+            slots.append(hit.slots[reuse.repair.first :])
     taken, found = np.concatenate(hits), np.concatenate(slots)
     foreign = cache.table.context[indices(found)] != rows.contexts[taken]
     saved = len(taken) * (1 - reuse.repair.share)
     if saved < reuse.least_share * rows.num_pending and rows.all_exact(cache.table):
         # Computed whole the text stays exact, and others find what is new in it. What is exact needs no repair.
         taken, found, foreign, hits = taken[~foreign], found[~foreign], foreign[~foreign], []
-    cache.retain(found)
-    cache.touch(found)
-    rows = rows.borrowed(taken, found)
-    if reuse.repair.share:
-        rows = rows.doubted([(int(hit[0]), int(hit[-1]) + 1) for hit in hits if len(hit)], reuse.repair.share)
-    state.borrowed = ascending(np.concatenate([state.borrowed, cache.table.context[indices(found[foreign])]]))
-    state.rows = rows
+    if len(taken):
+        cache.retain(found)
+        cache.touch(found)
+        rows = rows.borrowed(taken, found)
+        if reuse.repair.share:
+            rows = rows.doubted([(int(hit[0]), int(hit[-1]) + 1) for hit in hits if len(hit)], reuse.repair.share)
+        state.borrowed = ascending(np.concatenate([state.borrowed, cache.table.context[indices(found[foreign])]]))
+        state.rows = rows
     return taken
 
 

@@ -65,8 +65,8 @@ def reuse_of(request: pb.CreateSessionRequest, refused: str, share_refused: str)
             bound="in [0, 1]",
         )
     if mode != pb.REUSE_CONTENT:
-        for field in ("reuse_repair", "reuse_least_share"):
-            if field in {one.name for one, _ in request.ListFields()}:
+        for field, asked in (("reuse_repair", request.HasField("reuse_repair")), ("reuse_least_share", least > 0)):
+            if asked:
                 raise Refusal("INVALID_ARGUMENT", f"{field} is of content hits: reuse has to be CONTENT", field=field)
         return Reuse(mode)
     if not request.HasField("reuse_repair"):

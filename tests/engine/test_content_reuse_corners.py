@@ -19,6 +19,25 @@ def rig(loaded):
     return Rig(loaded(V), num_slots=2048)
 
 
+def registered(rig, text):
+    sequence = rig.open(text, reuse=REGISTER)
+    rig.prefill(sequence)
+    return sequence
+
+
+def with_a_gap(rig, more=()):
+    """Its document, at [100, 190), was known by content before: its own chunks leave that out."""
+    doc = random_ids(90, 4)
+    registered(rig, [*random_ids(60, 5), *doc, 7])
+    return registered(rig, [*random_ids(100, 6), *doc, *more])
+
+
+def reading(rig, story):
+    """A session that finds the story, at [60, 260), in another's; it is not computed yet."""
+    registered(rig, [*random_ids(70, 3), *story, 9])
+    return rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+
+
 def registered_by_a_fork(rig, own, story):
     """A fork goes on with the story, computes it, and is closed."""
     fork = rig.engine.fork(own)
@@ -34,8 +53,7 @@ def hit_elsewhere(rig, story, seed=3):
 
 def test_forget_in_the_sink_reaches_what_a_fork_registered(rig):
     """The secret stands in the first 32 positions, which are in no chunk."""
-    short = rig.open(random_ids(30, 1), reuse=REGISTER)
-    rig.prefill(short)
+    short = registered(rig, random_ids(30, 1))
     story = random_ids(200, 2)
     registered_by_a_fork(rig, short, story)
     rig.engine.splice(short, [rig.edit(10, 20, [], forget=True)])
@@ -44,10 +62,8 @@ def test_forget_in_the_sink_reaches_what_a_fork_registered(rig):
 
 def test_forget_in_a_gap_reaches_what_a_fork_registered(rig):
     """The secret stands in a document that was known by content before."""
-    doc, story = random_ids(90, 4), random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
-    own = rig.open([*random_ids(100, 6), *doc], reuse=REGISTER)
-    rig.prefill(own)
+    story = random_ids(200, 2)
+    own = with_a_gap(rig)
     registered_by_a_fork(rig, own, story)
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
     assert hit_elsewhere(rig, story) == 0
@@ -55,10 +71,8 @@ def test_forget_in_a_gap_reaches_what_a_fork_registered(rig):
 
 def test_forget_reaches_what_was_truncated(rig):
     """As before, in one session."""
-    doc, story = random_ids(90, 4), random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
-    own = rig.open([*random_ids(100, 6), *doc, *story], reuse=REGISTER)
-    rig.prefill(own)
+    story = random_ids(200, 2)
+    own = with_a_gap(rig, story)
     rig.engine.truncate(own, 190)
     rig.engine.splice(own, [rig.edit(120, 130, [], forget=True)])
     assert hit_elsewhere(rig, story) == 0
@@ -67,8 +81,7 @@ def test_forget_reaches_what_was_truncated(rig):
 def test_forget_reaches_behind_a_chunk_that_gave_way(rig):
     """The chunk of the secret was evicted, one behind it is still here."""
     front, secret, story = random_ids(100, 6), random_ids(140, 7), random_ids(200, 2)
-    own = rig.open([*front, *secret], reuse=REGISTER)
-    rig.prefill(own)
+    own = registered(rig, [*front, *secret])
     registered_by_a_fork(rig, own, story)
     chunks = rig.engine.cache.chunks
     for chunk in [c for c in chunks._chunks.values() if c.start >= 32 and c.end <= 240]:
@@ -80,8 +93,7 @@ def test_forget_reaches_behind_a_chunk_that_gave_way(rig):
 
 def test_what_stands_behind_a_forget_is_computed_though_the_list_grows(rig):
     story = random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    own = reading(rig, story)
     assert rig.prefill(own).content_hit == 200
     rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
     rig.engine.splice(own, [rig.edit(40, 40, random_ids(120, 9))])
@@ -90,9 +102,7 @@ def test_what_stands_behind_a_forget_is_computed_though_the_list_grows(rig):
 
 def test_hits_that_were_cut_and_came_back_stay_for_others(rig):
     story = random_ids(200, 2)
-    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
-    rig.prefill(source)
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    own = reading(rig, story)
     rig.prefill(own)
     edit = rig.edit(80, 100, [])
     rig.engine.splice(own, [edit])
@@ -105,9 +115,7 @@ def test_hits_that_were_cut_and_came_back_stay_for_others(rig):
 
 def test_hits_that_are_kept_for_undo_stay_for_others(rig):
     story = random_ids(200, 2)
-    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
-    rig.prefill(source)
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    own = reading(rig, story)
     rig.prefill(own)
     edit = rig.edit(80, 100, [])
     rig.engine.splice(own, [edit])
@@ -119,8 +127,7 @@ def test_hits_that_are_kept_for_undo_stay_for_others(rig):
 def test_borrowed_names_no_slot_of_another_row(loaded):
     rig = Rig(loaded(V), num_slots=700)
     story = random_ids(200, 2)
-    source = rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER)
-    rig.prefill(source)
+    source = registered(rig, [*random_ids(70, 3), *story, 9])
     text = [*random_ids(60, 8), *story, *random_ids(20, 9)]
     own = rig.open(text, reuse=CONTENT)
     rig.prefill(own)
@@ -149,10 +156,8 @@ def test_borrowed_names_no_slot_of_another_row(loaded):
 
 def test_forget_reaches_what_a_cancelled_call_registered(rig):
     """Append with prefill=true is cancelled: it publishes what it has computed, and is rolled back."""
-    doc, story = random_ids(90, 4), random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(60, 5), *doc, 7], reuse=REGISTER))
-    own = rig.open([*random_ids(100, 6), *doc], reuse=REGISTER)
-    rig.prefill(own)
+    story = random_ids(200, 2)
+    own = with_a_gap(rig)
     checkpoint = rig.engine.checkpoint(own)
     rig.engine.append(own, [*story, *random_ids(500, 8)])
     run = rig.compute(own)
@@ -167,8 +172,7 @@ def test_forget_reaches_what_a_cancelled_call_registered(rig):
 
 def test_hits_of_a_call_that_was_rolled_back_stay_for_others(rig):
     story = random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    own = reading(rig, story)
     rig.prefill(own)
     checkpoint = rig.engine.checkpoint(own)
     rig.engine.splice(own, [rig.edit(80, 100, [])])
@@ -182,8 +186,7 @@ def test_hits_of_a_call_that_was_rolled_back_stay_for_others(rig):
 
 def test_a_rolled_back_forget_leaves_reuse_as_it_was(rig):
     story = random_ids(200, 2)
-    rig.prefill(rig.open([*random_ids(70, 3), *story, 9], reuse=REGISTER))
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=CONTENT)
+    own = reading(rig, story)
     checkpoint = rig.engine.checkpoint(own)
     rig.engine.splice(own, [rig.edit(50, 52, [], forget=True)])
     rig.engine.rollback(own, checkpoint)
@@ -202,8 +205,7 @@ def moved(rig):
     """The source is closed; its DOCUMENT stood in front of its SECOND."""
     from tests.engine.test_content_reuse import MOVED, SOURCE
 
-    source = rig.open(SOURCE, reuse=REGISTER)
-    rig.prefill(source)
+    source = registered(rig, SOURCE)
     rig.engine.close(source)
     found = rig.open(MOVED, reuse=CONTENT)
     rig.prefill(found)
@@ -228,10 +230,8 @@ def test_forget_of_a_hit_lists_who_reads_what_was_computed_from_it(rig, moved):
 def test_a_session_that_stays_open_is_a_pin(loaded):
     rig = Rig(loaded(V), num_slots=2048, chunk_budget=300)
     story = random_ids(200, 2)
-    own = rig.open([*random_ids(60, 8), *story, 5], reuse=REGISTER)
-    rig.prefill(own)
-    other = rig.open(random_ids(300, 9), reuse=REGISTER)
-    rig.prefill(other)
+    registered(rig, [*random_ids(60, 8), *story, 5])
+    other = registered(rig, random_ids(300, 9))
     rig.engine.close(other)
     assert rig.engine.stats().free > 1000
     assert hit_elsewhere(rig, story) == 200
@@ -247,8 +247,7 @@ def crowd_out(rig, keeps=0):
 def test_text_that_was_cut_and_put_back_stands_in_the_midst_of_a_chunk(loaded):
     """Its new rows are a chunk of their own, below the one around them: a FORGET returns, and reaches both."""
     rig, text = Rig(loaded(V), num_slots=1000), random_ids(400, 1)
-    own = rig.open(text, reuse=REGISTER)
-    rig.prefill(own)
+    own = registered(rig, text)
     other = rig.open([*text, *random_ids(2, 2)])
     rig.prefill(other)
     rig.engine.close(other)
@@ -265,8 +264,7 @@ def test_text_that_was_cut_and_put_back_stands_in_the_midst_of_a_chunk(loaded):
 def test_a_gap_that_is_filled_again_and_again_is_one_gap(loaded):
     """The end of a document is held, its front goes and comes back."""
     rig, text = Rig(loaded(V), num_slots=1000), random_ids(400, 1)
-    own = rig.open(text, reuse=REGISTER)
-    rig.prefill(own)
+    own = registered(rig, text)
     rig.prefill(rig.open([*random_ids(50, 2), *text[216:], 7], reuse=CONTENT))
     rig.engine.close(own)
     for _ in range(3):
@@ -285,8 +283,7 @@ def test_a_hit_is_a_use(loaded):
         if story is third:
             assert hit_elsewhere(rig, first) == 200
             rig.engine.close(max(rig.engine.sequences))
-        own = rig.open([*random_ids(60, 8 + number), *story, 5], reuse=REGISTER)
-        rig.prefill(own)
+        own = registered(rig, [*random_ids(60, 8 + number), *story, 5])
         rig.engine.close(own)
     assert hit_elsewhere(rig, first) == 200
     assert hit_elsewhere(rig, second) < 200
@@ -295,8 +292,7 @@ def test_a_hit_is_a_use(loaded):
 def test_what_stands_in_front_of_a_forgotten_span_is_found_as_before(rig):
     """In its chunk too, whose other rows go."""
     text = random_ids(230, 1)
-    own = rig.open(text, reuse=REGISTER)
-    rig.prefill(own)
+    own = registered(rig, text)
     assert hit_elsewhere(rig, text[SINK:]) == 198
     rig.engine.splice(own, [rig.edit(100, 110, [], forget=True)])
     assert hit_elsewhere(rig, text[SINK:100], seed=4) == 68

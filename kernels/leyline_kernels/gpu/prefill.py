@@ -287,11 +287,11 @@ def prefill(
     if tiles is None:
         tiles = choose_tiles(num_queries, num_seqs, q.dtype)
     num_blocks = num_queries // tiles.block_m + num_seqs
+    processors = num_processors(q.device)
     if num_splits is None:
-        num_splits = choose_splits(num_queries, num_heads, num_entries, tiles, num_processors(q.device))
+        num_splits = choose_splits(num_queries, num_heads, num_entries, tiles, processors)
     head_bytes = num_entries * (nope + v_dim) * kv.element_size()
-    head_group = tiles.head_group or choose_heads(num_heads, num_blocks, head_bytes, num_processors(q.device))
-    head_group = min(head_group, num_heads)
+    head_group = min(tiles.head_group or choose_heads(num_heads, num_blocks, head_bytes, processors), num_heads)
     num_rows = num_queries * num_heads
     pieces = num_rows * num_splits if num_splits > 1 else 0
     part = torch.empty(pieces, v_dim, dtype=torch.float32, device=q.device)
